@@ -237,7 +237,7 @@ def _warn(backend: str, problem: str, instead: str) -> None:
     _warn_once(backend, problem, instead)
 
 
-_warn._dynamo_marked_constant = True  # see native/build.py
+_warn._dynamo_marked_constant = True  # type: ignore[attr-defined]  # what dynamo looks for: see native/build.py
 
 
 @functools.cache

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from relpos_fairseq.positions import Positions, is_exported
-from relpos_fairseq.terms import Decay, DenseBias, PositionTerms, Reset
+from relpos_fairseq.relations import DistanceRelation
+from relpos_fairseq.terms import DenseBias, PositionTerms, Reset
 
-_CONTENT = ("q", "k", "v", "content_q", "content_k")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class AttentionInputs:
     clipped_key_products: Tensor | None = None
     window: int | None = None
     documents: Tensor | None = None
-    step_tables: Any = None
+    step_tables: Any = None  # its file imports this one
 
     def __post_init__(self) -> None:
         """Raise ValueError for a window without slots."""
@@ -73,9 +74,9 @@ class AttentionInputs:
     def exact_pairs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return q, k, content q and content k in the type `exact`."""
         q, k = self.q.to(self.exact), self.k.to(self.exact)
-        if not self.rotated:
-            return q, k, q, k
-        return q, k, self.content_q.to(self.exact), self.content_k.to(self.exact)
+        content_q = q if self.content_q is None else self.content_q.to(self.exact)
+        content_k = k if self.content_k is None else self.content_k.to(self.exact)
+        return q, k, content_q, content_k
 
     def placed(self) -> AttentionInputs:
         """Return the call with position_factors replaced by static_factors: their rows at the call's positions."""
@@ -111,13 +112,25 @@ class AttentionInputs:
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> AttentionInputs:
         """Return the call with `change` applied to every tensor that may have a gradient, in a fixed order."""
-        content = {name: change(getattr(self, name)) for name in _CONTENT if getattr(self, name) is not None}
-        return replace(self, terms=tuple(_mapped(term, change) for term in self.terms), **content)
+        return replace(
+            self,
+            q=change(self.q),
+            k=change(self.k),
+            v=change(self.v),
+            content_q=None if self.content_q is None else change(self.content_q),
+            content_k=None if self.content_k is None else change(self.content_k),
+            terms=tuple(_mapped(term, change) for term in self.terms),
+        )
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor that may have a gradient, in the order of `mapped`."""
         found: list[Tensor] = []
-        self.mapped(lambda tensor: found.append(tensor) or tensor)
+
+        def keep(tensor: Tensor) -> Tensor:
+            found.append(tensor)
+            return tensor
+
+        self.mapped(keep)
         return found
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> AttentionInputs:
@@ -162,7 +175,7 @@ def _keys_of(term: PositionTerms, stop: int) -> PositionTerms:
 
 
 def _mapped(term: PositionTerms, change: Callable[[Tensor], Tensor]) -> PositionTerms:
-    changed: dict[str, Tensor | tuple[Tensor, Tensor] | Decay | Reset] = {}
+    changed: dict[str, Any] = {}  # fields by name, each of its own type
     for name in term.present:
         value = getattr(term, name)
         if isinstance(value, Tensor):
@@ -176,6 +189,20 @@ def _mapped(term: PositionTerms, change: Callable[[Tensor], Tensor]) -> Position
         elif name == "reset":
             changed[name] = Reset(change(value.row), change(value.column), value.first)
     return replace(term, **changed)
+
+
+def required(value: T | None) -> T:
+    """Return a part of a term, or of a call, that stands there since another part needs it."""
+    if value is None:
+        raise TypeError("a part is missing that another part of the term or call needs")
+    return value
+
+
+def distances_of(term: PositionTerms) -> DistanceRelation:
+    """Return the relation of a term whose tables are read by distance alone."""
+    if not isinstance(term.relation, DistanceRelation):
+        raise TypeError(f"a table over {term.relation} is not read by distance")
+    return term.relation
 
 
 def probabilities(logits: Tensor, excluded: Tensor | None, padded: bool) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from relpos_fairseq.attention.inputs import AttentionInputs
+from relpos_fairseq.attention.inputs import AttentionInputs, distances_of, required
 from relpos_fairseq.positions import Positions, is_captured
 from relpos_fairseq.relations import Clipped, DistanceRelation, Segments
 from relpos_fairseq.terms import PositionTerms
@@ -45,10 +45,9 @@ def refusal(inputs: AttentionInputs) -> str | None:
     - Distances between positions drawn at random: they are not the distances of slots.
     - Tables over a relation that is none of distances.  `static` over pairs of segments is served, as factors.
     """
-    wider = inputs.rotated and inputs.content_q.size(-1) != inputs.q.size(-1)
-    if wider and any(term.uses_unrotated_qk for term in inputs.terms):
-        widths = inputs.content_q.size(-1), inputs.q.size(-1)
-        return "content of {} channels beside vectors of {}".format(*widths)
+    width, content = inputs.q.size(-1), inputs.q if inputs.content_q is None else inputs.content_q
+    if content.size(-1) != width and any(term.uses_unrotated_qk for term in inputs.terms):
+        return f"content of {content.size(-1)} channels beside vectors of {width}"
     products = trilinear = 0
     reset = None
     for term in inputs.terms:
@@ -225,14 +224,16 @@ def rank_of(term: PositionTerms, dtype: torch.dtype) -> int:
     rank = 0 if term.static_factors is None else term.static_factors[0].size(-1)
     if term.decay is not None:
         rank += 2 * _parts(dtype)
-    return rank + (term.relation.count if is_segments(term) else 0)
+    if isinstance(term.relation, Segments) and term.static is not None:
+        rank += term.relation.count
+    return rank
 
 
 def factors_of(term: PositionTerms, inputs: AttentionInputs, dtype: torch.dtype) -> list[Factors]:
     """Return the pairs of factors f_i, g_j whose products f_i.g_j a term adds to the logits."""
     pairs = [] if term.static_factors is None else [term.static_factors]
-    if is_segments(term):
-        pairs.append(_segment_factors(term, inputs))
+    if isinstance(term.relation, Segments) and term.static is not None:
+        pairs.append(_segment_factors(term.static, term.relation.count, inputs))
     if term.decay is not None:
         pairs.append(_decay_factors(term.decay.past, inputs, dtype))
     return [(of_queries.to(dtype), of_keys.to(dtype)) for of_queries, of_keys in pairs]
@@ -266,13 +267,13 @@ def _decay_factors(sums: Tensor, inputs: AttentionInputs, dtype: torch.dtype) ->
     return of_query, torch.cat([one, -of_key], dim=-1)
 
 
-def _segment_factors(term: PositionTerms, inputs: AttentionInputs) -> Factors:
+def _segment_factors(table: Tensor, count: int, inputs: AttentionInputs) -> Factors:
     """Return the factors of a table of segment pairs (H|1, n^2): its rows for queries, unit vectors for keys."""
-    positions, count = inputs.positions, term.relation.count
-    of_key = functional.one_hot(positions.segments, count).to(inputs.exact)  # (B, S, n)
+    positions = inputs.positions
+    of_key = functional.one_hot(required(positions.segments), count).to(inputs.exact)  # (B, S, n)
     of_query = positions.query_rows(of_key)  # (B, T, n)
-    table = term.static.to(inputs.exact).view(1, -1, count, count)
-    return of_query[:, None] @ table, of_key[:, None]
+    rows = table.to(inputs.exact).view(1, -1, count, count)
+    return of_query[:, None] @ rows, of_key[:, None]
 
 
 # ------------------------------------------------------------------------------------------------ Resets
@@ -332,16 +333,17 @@ class Resets:
         if self.clears_factors:
             replaced &= ~OF_FACTORS
         self.kinds = replaced or (NOTHING if self.held else 0)
-        self.first = next((term.reset.first for term in self.held), None)
+        self._resets = [term.reset for term in self.held if term.reset is not None]
+        self.first = self._resets[0].first if self._resets else None
 
     def numbers(self) -> Tensor:
         """Return the logits that the reset puts into the first token's row and column, summed over terms: (H|1, 2)."""
         total = None
-        for term in self.held:
-            both = torch.broadcast_tensors(term.reset.row, term.reset.column)
+        for reset in self._resets:
+            both = torch.broadcast_tensors(reset.row, reset.column)
             logits = torch.stack(both, dim=-1).to(self.inputs.exact)
             total = logits if total is None else total + logits
-        return total
+        return required(total)
 
     def cleared(self, factors: Factors) -> Factors:
         """Return a pair of factors, changed so that their product is 0 in the first token's row and column."""
@@ -364,16 +366,17 @@ class Resets:
         """Return (B|1, S), True at the first token."""
         positions = self.inputs.positions
         slots = torch.arange(positions.src_len, device=positions.device)
-        return slots == self.first[:, None]
+        return slots == required(self.first)[:, None]
 
     def _row_and_column(self) -> tuple[Tensor, Tensor]:
         """Return what terms without a reset add in the first token's row (B|1, H|1, S) and column (B|1, H|1, T)."""
-        inputs, positions, first = self.inputs, self.inputs.positions, self.first[:, None]
+        inputs, positions, place = self.inputs, self.inputs.positions, required(self.first)
+        first = place[:, None]
         slots = torch.arange(positions.src_len, device=positions.device)
         queries = slots[positions.query_start : positions.query_stop]
         q, k, _, _ = inputs.exact_pairs()
-        first_q = _at(q, self.first - positions.query_start)  # (B, H, 1, D)
-        first_k = _at(k, self.first)
+        first_q = _at(q, place - positions.query_start)  # (B, H, 1, D)
+        first_k = _at(k, place)
         row = self._added(first_q, k, slots - first)
         column = self._added(q, first_k, first - queries)
         return row, column
@@ -408,7 +411,7 @@ class Resets:
 
 def _reader(term: PositionTerms, distance: Tensor, dtype: torch.dtype) -> Callable[[str], Tensor]:
     """Return a function that reads a term's table (H|1, R, ...) by distances (B|1, L): (B|1, H|1, L, ...)."""
-    ids = term.relation.of_distance(distance)
+    ids = distances_of(term).of_distance(distance)
     return lambda name: getattr(term, name).to(dtype)[:, ids].transpose(0, 1)
 
 
@@ -486,7 +489,7 @@ def lower(
         _add_vectors(low, term, inputs, dtype, apart(term))
         _add_scalars(low, term, inputs)
         for factors in factors_of(term, inputs, dtype):
-            if term.reset is not None and resets.clears_factors:
+            if resets is not None and term.reset is not None and resets.clears_factors:
                 factors = resets.cleared(factors)
             low.add_factors(*factors)
     if resets is not None and resets.held:
@@ -505,7 +508,7 @@ def relations_of_vectors(
     for term in inputs.terms:
         names = VECTORS[2:] if apart(term) else VECTORS
         if any(getattr(term, name) is not None for name in names):
-            found.append(term.relation)
+            found.append(distances_of(term))
     return found
 
 
@@ -524,7 +527,7 @@ def _add_vectors(low: Lowered, term: PositionTerms, inputs: AttentionInputs, dty
         if (id(given), dtype) not in known:  # one table may serve queries and keys
             # Its gradient is summed in the more exact of both types.
             table = given.to(torch.promote_types(given.dtype, dtype))
-            table = table_by_distance(table, term.relation, low.vectors, inputs.positions).to(dtype)
+            table = table_by_distance(table, distances_of(term), low.vectors, inputs.positions).to(dtype)
             known[id(given), dtype] = table
         return known[id(given), dtype]
 
@@ -537,7 +540,7 @@ def _add_vectors(low: Lowered, term: PositionTerms, inputs: AttentionInputs, dty
             table = read("query_vectors", dtype)
             if term.query_offset is not None:
                 table = table.contiguous()  # once: this product and the kernel keep it
-                _add_query_offset(low, table.to(exact), term, inputs)
+                _add_query_offset(low, table.to(exact), term.query_offset, inputs)
             low.add("query_vectors", table)
         if term.key_vectors is not None:
             low.add("key_vectors", read("key_vectors", dtype))
@@ -553,10 +556,10 @@ def _add_vectors(low: Lowered, term: PositionTerms, inputs: AttentionInputs, dty
             low.add("key_vectors", offset.expand(-1, low.vectors.width, -1))
 
 
-def _add_query_offset(low: Lowered, table: Tensor, term: PositionTerms, inputs: AttentionInputs) -> None:
+def _add_query_offset(low: Lowered, table: Tensor, offset: Tensor, inputs: AttentionInputs) -> None:
     """Add scale v.a_d, one number for each distance, to `static`."""
-    offset = term.query_offset.to(inputs.exact)[..., None] * inputs.scale  # (H|1, D, 1)
-    products = (table @ offset)[..., 0]  # (H|1, W)
+    column = offset.to(inputs.exact)[..., None] * inputs.scale  # (H|1, D, 1)
+    products = (table @ column)[..., 0]  # (H|1, W)
     if not low.scalars.equals(low.vectors):
         clipped = Clipped(-low.vectors.low, low.vectors.high)
         products = table_by_distance(products, clipped, low.scalars, inputs.positions)
@@ -571,7 +574,7 @@ def _add_scalars(low: Lowered, term: PositionTerms, inputs: AttentionInputs) -> 
         table = getattr(term, name)
         if table is None:
             continue
-        table = table_by_distance(table.to(inputs.exact), term.relation, low.scalars, inputs.positions)
+        table = table_by_distance(table.to(inputs.exact), distances_of(term), low.scalars, inputs.positions)
         known = low.tensors.get(name)
         if known is not None:
             table = known + table if name == "static" else known * table

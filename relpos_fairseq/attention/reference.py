@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities
+from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities, required
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import Decay, PositionTerms, Reset
 
@@ -126,7 +126,7 @@ def decay_logits(decay: Decay, positions: Positions) -> Tensor:
 def static_logits(term: PositionTerms, products: Products) -> Tensor:
     """Return the position logits of a term that needs neither q nor k."""
     inputs = products.inputs
-    added = total(_position_logits(term, inputs.q, inputs.k, products))
+    added = required(total(_position_logits(term, inputs.q, inputs.k, products)))
     return added if term.reset is None else apply_reset(added, term.reset, inputs.positions)
 
 
@@ -174,7 +174,7 @@ class GatheredProducts(Products):
 
     def _ids(self, term: PositionTerms) -> Tensor:
         """Return the ids (B|1, T, S) of the term's relation, computed once for all layers and tables."""
-        relation, positions = term.relation, self.inputs.positions
+        relation, positions = required(term.relation), self.inputs.positions
         return positions.once(("ids", relation), lambda: relation.ids(positions))
 
     def content(self, q: Tensor, k: Tensor) -> Tensor:
@@ -191,12 +191,12 @@ class GatheredProducts(Products):
 
     def query(self, q: Tensor, term: PositionTerms) -> Tensor:
         """Return q_i.a_r: multiply each query with all rows of the table, then gather the products of the pairs."""
-        products = q @ term.query_vectors.to(q.dtype).transpose(-1, -2)  # (B, H, T, R)
+        products = q @ required(term.query_vectors).to(q.dtype).transpose(-1, -2)  # (B, H, T, R)
         return products.gather(-1, self._ids(term)[:, None].expand(*products.shape[:3], -1))
 
     def key(self, k: Tensor, term: PositionTerms) -> Tensor:
         """Return k_j.b_r: multiply each key with all rows of the table, then gather the products of the pairs."""
-        products = term.key_vectors.to(k.dtype) @ k.transpose(-1, -2)  # (B, H, R, S)
+        products = required(term.key_vectors).to(k.dtype) @ k.transpose(-1, -2)  # (B, H, R, S)
         return products.gather(-2, self._ids(term)[:, None].expand(*products.shape[:2], -1, -1))
 
     def contextual(self, content: Tensor, q: Tensor, table: Tensor) -> Tensor:
@@ -212,6 +212,6 @@ class GatheredProducts(Products):
 
     def values(self, probs: Tensor, term: PositionTerms) -> Tensor:
         """Return value vectors weighted by probabilities (B, H, T, S): (B, H, T, Dv)."""
-        buckets = probs.new_zeros(*probs.shape[:3], term.relation.size)
+        buckets = probs.new_zeros(*probs.shape[:3], required(term.relation).size)
         buckets = buckets.scatter_add(-1, self._ids(term)[:, None].expand_as(probs), probs)  # (B, H, T, R)
-        return buckets @ term.value_vectors.to(self.inputs.exact)
+        return buckets @ required(term.value_vectors).to(self.inputs.exact)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from relpos_fairseq.attention.inputs import distances_of, required
 from relpos_fairseq.attention.lowering import Window, table_by_distance
 from relpos_fairseq.attention.reference import Products
 from relpos_fairseq.relations import DistanceRelation
@@ -32,25 +33,25 @@ class ShiftedProducts(Products):
 
         `before` distances of the slice are below `low` and read its row; `after` are above `high` and read that row.
         """
-        positions, relation = self.inputs.positions, term.relation
+        positions, relation = self.inputs.positions, distances_of(term)
         lowest, highest = positions.lowest_distance, positions.highest_distance
         low, high = max(lowest, relation.lowest), min(highest, relation.highest)
         return low, high, low - lowest, highest - high
 
     def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
         """Return a table of scalars (H|1, R), read for every pair: (B|1, H|1, n, S)."""
-        positions = self.inputs.positions
-        if not isinstance(term.relation, DistanceRelation):
-            ids = term.relation.ids(positions)  # (B, n, S)
+        positions, relation = self.inputs.positions, required(term.relation)
+        if not isinstance(relation, DistanceRelation):
+            ids = relation.ids(positions)  # (B, n, S)
             return table[:, ids].transpose(0, 1)  # (B, H|1, n, S)
         low, high = positions.lowest_distance, positions.highest_distance
-        vector = self.rows_for(table, term.relation, low, high)  # (H|1, L)
+        vector = self.rows_for(table, relation, low, high)  # (H|1, L)
         return relative_shift(vector[None, :, None].expand(-1, -1, positions.tgt_len, -1))
 
     def query(self, q: Tensor, term: PositionTerms) -> Tensor:
         """Return q_i.a_r: (B, H, n, S)."""
         low, high, before, after = self.near_range(term)
-        vectors = self.rows_for(term.query_vectors, term.relation, low, high)  # (H|1, W, D)
+        vectors = self.rows_for(required(term.query_vectors), distances_of(term), low, high)  # (H|1, W, D)
         products = q @ vectors.transpose(-1, -2)  # (B, H, n, W)
         return relative_shift(repeat_ends(products, before, after))
 
@@ -59,7 +60,7 @@ class ShiftedProducts(Products):
 
         If all pairs of a chunk are beyond one end of the relation, they read one vector.
         """
-        positions, relation, table = self.inputs.positions, term.relation, term.key_vectors
+        positions, relation, table = self.inputs.positions, distances_of(term), required(term.key_vectors)
         rows, start, columns = positions.tgt_len, 0, []
         for keys in k.split(max(rows, LEAST_KEYS), dim=2):  # (B, H, c, D)
             lowest = start - (positions.query_stop - 1)
@@ -88,7 +89,7 @@ class ShiftedProducts(Products):
     def _trilinear(self, q: Tensor, k: Tensor, term: PositionTerms) -> Tensor:
         """Return sum_c q_ic k_jc w_rc (B, H, n, S); beyond an end of the relation, w_r is multiplied into q."""
         positions, (low, high, before, after) = self.inputs.positions, self.near_range(term)
-        weights = self.rows_for(term.trilinear, term.relation, low, high)  # (H|1, W, D)
+        weights = self.rows_for(required(term.trilinear), distances_of(term), low, high)  # (H|1, W, D)
         band = trilinear_band(q, k, weights, positions.query_stop - 1 + low)  # (B, H, n, W)
         result = relative_shift(repeat_ends(band, before, after))
         distance = positions.distance()  # (n, S)
@@ -103,7 +104,7 @@ class ShiftedProducts(Products):
     def values(self, probs: Tensor, term: PositionTerms) -> Tensor:
         """Return value vectors weighted by probabilities (B, H, n, S): (B, H, n, Dv)."""
         low, high, before, after = self.near_range(term)
-        vectors = self.rows_for(term.value_vectors, term.relation, low, high)  # (H|1, W, Dv)
+        vectors = self.rows_for(required(term.value_vectors), distances_of(term), low, high)  # (H|1, W, Dv)
         wide = undo_relative_shift(probs)  # (B, H, n, before + W + after)
         stop = wide.size(-1) - after
         result = wide[..., before:stop] @ vectors

@@ -30,8 +30,8 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 def attend(inputs: AttentionInputs) -> tuple[Tensor, None]:
     """Return the output (B, H, T, Dv), and None: SDPA keeps no probabilities."""
-    q = inputs.content_q if inputs.rotated else inputs.q
-    k = inputs.content_k if inputs.rotated else inputs.k
+    q = inputs.q if inputs.content_q is None else inputs.content_q
+    k = inputs.k if inputs.content_k is None else inputs.content_k
     mask, fast_causal = _mask(inputs)
     with sound_kernels(mask):
         out = F.scaled_dot_product_attention(

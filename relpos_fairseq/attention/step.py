@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities
+from relpos_fairseq.attention.inputs import AttentionInputs, distances_of, drop, probabilities, required
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms
@@ -58,8 +58,9 @@ class TermTables:
 
     def __init__(self, term: PositionTerms, scale: float, exact: torch.dtype, device: torch.device) -> None:
         self.term, self.scale, self.exact = term, scale, exact
-        self.keys = max(0, -term.relation.lowest) + 1
-        self._rows = term.relation.window(1 - self.keys, 0, device)
+        relation = distances_of(term)
+        self.keys = max(0, -relation.lowest) + 1
+        self._rows = relation.window(1 - self.keys, 0, device)
 
     def near(self, table: Tensor) -> Tensor:
         """Return the rows of a table (H|1, R, ...) for the near keys: (H|1, keys, ...)."""
@@ -83,12 +84,12 @@ class TermTables:
     @cached_property
     def product_query(self) -> Tensor:
         """The query_vectors a_r of a product term for near keys, transposed: (H|1, D, keys)."""
-        return self.near(self.term.query_vectors).transpose(1, 2)
+        return self.near(required(self.term.query_vectors)).transpose(1, 2)
 
     @cached_property
     def product_key(self) -> Tensor:
         """The key_vectors b_r of a product term for near keys: (H|1, keys, D)."""
-        return self.near(self.term.key_vectors)
+        return self.near(required(self.term.key_vectors))
 
 
 class StepTables:
@@ -125,9 +126,16 @@ class StepTables:
         parts = [TermTables(term, scale, exact, device) for term in terms if term.relation is not None]
         self.products = [part for part in parts if part.term.product]
         by_position = (term.position_factors for term in terms if term.position_factors is not None)
-        self.factors = [tuple(part.to(exact) for part in pair) for pair in by_position]
-        self.near_query = self.near_key = self.near_trilinear = self.near_value = self.clipped_value = None
-        self.gate = self.static = self.offset = self.query_scale = None
+        self.factors = [(of_queries.to(exact), of_keys.to(exact)) for of_queries, of_keys in by_position]
+        self.near_query: Tensor | None = None
+        self.near_key: Tensor | None = None
+        self.near_trilinear: Tensor | None = None
+        self.near_value: Tensor | None = None
+        self.clipped_value: Tensor | None = None
+        self.gate: Tensor | None = None
+        self.static: Tensor | None = None
+        self.offset: Tensor | None = None
+        self.query_scale: Tensor | None = None
         for part in parts:
             self._add_scalars(part)
             self._add_vectors(part)
@@ -141,7 +149,7 @@ class StepTables:
         if term.static is not None:
             self.static = _sum(self.static, part.spread(part.near(term.static), self.length))
         if term.query_offset is not None:
-            near = part.less_clipped(term.query_vectors) * part.scale
+            near = part.less_clipped(required(term.query_vectors)) * part.scale
             products = (near @ term.query_offset.to(part.exact)[:, :, None])[..., 0]
             self.static = _sum(self.static, part.spread(products, self.length))
 
@@ -198,8 +206,8 @@ def _sum_near(total: Tensor | None, part: Tensor) -> Tensor:
     if total is None:
         return part
     rows = max(total.size(1), part.size(1))
-    longer = (F.pad(table, (0, 0, rows - table.size(1), 0)) for table in (total, part))
-    return sum(longer)
+    longer, other = (F.pad(table, (0, 0, rows - table.size(1), 0)) for table in (total, part))
+    return longer + other
 
 
 _tables_of = operator.attrgetter(
@@ -222,8 +230,8 @@ def form_clipped_key_products(terms: tuple[PositionTerms, ...], k: Tensor) -> Te
     """Return k.b_clipped of each product term, which decoding caches: (B, H, S, P), or None without any."""
     exact = torch.promote_types(k.dtype, torch.float32)
     # Not a product of matrices, which takes a step longer, and many keys three times as long.
-    clipped = [term.key_vectors[:, :1].to(exact) for term in terms if term.product]  # (H|1, 1, D)
-    products = [(k.to(exact) * row).sum(-1, keepdim=True) for row in clipped]
+    clipped = [term.key_vectors[:, :1].to(exact) for term in terms if term.product and term.key_vectors is not None]
+    products = [(k.to(exact) * row).sum(-1, keepdim=True) for row in clipped]  # rows of (H|1, 1, D)
     if len(products) < 2:
         return products[0] if products else None
     return torch.cat(products, dim=-1)
@@ -231,7 +239,8 @@ def form_clipped_key_products(terms: tuple[PositionTerms, ...], k: Tensor) -> Te
 
 def tables_for(inputs: AttentionInputs) -> StepTables:
     """Return the `StepTables` of a step: those in `inputs.step_tables` if they fit, else new ones."""
-    length, known = inputs.positions.src_len, inputs.step_tables
+    length = inputs.positions.src_len
+    known: StepTables | None = inputs.step_tables
     if known is not None and known.fit(inputs.terms, length):
         return known
     return StepTables(inputs.terms, inputs.scale, inputs.exact, inputs.q.device, length)
@@ -253,12 +262,13 @@ def attend_step(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     probs = drop(probabilities(logits, inputs.excluded(), padded), inputs.dropout)
     flat = probs.reshape(-1, 1, length)
     v = inputs.v.to(inputs.exact).flatten(0, 1)  # (P, S, Dv)
-    if tables.near_value is None:
+    near, clipped = tables.near_value, tables.clipped_value
+    if near is None or clipped is None:
         out = torch.bmm(flat, v)
     else:
         # Probabilities sum to 1, except with dropout and in a row without keys.
         mass = flat.sum(-1) if padded or inputs.dropout else None
-        out = torch.baddbmm(_value_part(probs, tables, mass), flat, v)
+        out = torch.baddbmm(_value_part(probs, (near, clipped), mass), flat, v)
     return out.view(batch, heads, 1, v.size(-1)).to(inputs.v.dtype), probs
 
 
@@ -281,7 +291,7 @@ def factors_of(inputs: AttentionInputs, tables: StepTables) -> list[tuple[Tensor
 def given_factors(inputs: AttentionInputs) -> list[tuple[Tensor, Tensor]]:
     """Return the pairs of factors that are not read by position."""
     given = (term.static_factors for term in inputs.terms if term.static_factors is not None)
-    return [tuple(part.to(inputs.exact) for part in pair) for pair in given]
+    return [(of_query.to(inputs.exact), of_keys.to(inputs.exact)) for of_query, of_keys in given]
 
 
 def product_of_factors(factors: tuple[Tensor, Tensor]) -> Tensor:
@@ -296,7 +306,10 @@ def products_of(inputs: AttentionInputs, tables: StepTables) -> Tensor:
     known = inputs.clipped_key_products
     found = []
     for index, part in enumerate(tables.products):
-        clipped = form_clipped_key_products((part.term,), k)[..., 0] if known is None else known[..., index]
+        if known is None:
+            clipped = required(form_clipped_key_products((part.term,), k))[..., 0]
+        else:
+            clipped = known[..., index]
         found.append(_product(part, q, k, clipped))
     return math.prod(found[1:], start=found[0])
 
@@ -349,7 +362,7 @@ def _content_query(query: Tensor, scale: float, tables: StepTables, folds_offset
     return query if scale == 1.0 else query * scale
 
 
-def _value_part(probs: Tensor, tables: StepTables, mass: Tensor | None) -> Tensor:
+def _value_part(probs: Tensor, tables: tuple[Tensor, Tensor], mass: Tensor | None) -> Tensor:
     """Return what value vectors add to the output: (P, 1, Dv).
 
     Args:
@@ -357,7 +370,7 @@ def _value_part(probs: Tensor, tables: StepTables, mass: Tensor | None) -> Tenso
         tables: of the step.
         mass: (P, 1) sum of each row's probabilities, or None where that is 1.
     """
-    near, clipped = tables.near_value, tables.clipped_value
+    near, clipped = tables  # near_value and clipped_value
     n = min(near.size(1), probs.size(-1))
     if near.size(0) == 1 and mass is None:
         return torch.addmm(clipped[0], probs.flatten(0, 2)[:, -n:], near[0, -n:])[:, None]
