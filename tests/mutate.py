@@ -39,7 +39,7 @@ subword_nmt.apply_bpe""".split()
 LIMIT = 100  # seconds for one bug's test; twice that for a second try
 
 sys.path[:0] = [str(TESTS)]
-from helpers.definitions import find  # noqa: E402  (tests/ is on the path from here on)
+from definitions import find  # noqa: E402  (of tests/; `helpers` must not be imported before a copy of it is)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # a fork has only the thread that forked
 os.environ.setdefault("TRITON_INTERPRET", "1")  # as tests/conftest.py, before triton is imported

@@ -96,7 +96,7 @@ def test_one_graph(make: Callable, scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["m4", "t5"])
 def test_one_graph_with_the_kernel(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the kernel in C, which the graph has as an operation."""
-    monkeypatch.setattr(api.thresholds, "of", lambda _: 1)
+    monkeypatch.setattr(api, "crossover_length", lambda _: 1)
     taken, honest = [], native.attend
     monkeypatch.setattr(native, "attend", lambda inputs: taken.append(1) or honest(inputs))
     held(language_model, scheme, "aot_eager")
@@ -107,7 +107,7 @@ def test_one_graph_with_the_kernel(scheme: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("schemes", TOGETHER)
 def test_every_scheme_with_the_kernel(schemes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `auto` takes it from some tokens on."""
-    monkeypatch.setattr(api.thresholds, "of", lambda _: 1)
+    monkeypatch.setattr(api, "crossover_length", lambda _: 1)
     held(translation, schemes, **TOGETHER[schemes])
 
 

@@ -46,7 +46,8 @@ def plan(scheme: str, model: str = "translation", causal: bool = False, **flags)
 def contract() -> dict[str, dict[str, str]]:
     """The committed table of schemes: by name, the cell under each heading."""
     text = (ROOT / "relpos_fairseq" / "schemes" / "README.md").read_text()
-    rows = text.split(scheme_table.BEGIN)[1].split(scheme_table.END)[0].strip().replace("\\|", "¦").splitlines()
+    begin, end = scheme_table.BEGIN.format("table"), scheme_table.END.format("table")
+    rows = text.split(begin)[1].split(end)[0].strip().replace("\\|", "¦").splitlines()
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
     return {row[0].strip("`"): dict(zip(cells[0], row, strict=True)) for row in cells[2:]}
 
