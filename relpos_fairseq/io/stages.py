@@ -203,7 +203,7 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Ha
         "inputs": {label(path, folder): hashes.of(path) for path in stage.inputs},
         "versions": versions(),  # the manifest says that they made it
     }
-    old = read_stamp(stamp, folder)
+    old = read_stamp(stamp)
     if not force and old and holds(old, key, stage, folder, hashes):
         print(f"{position} {stage.name} ... unchanged", flush=True)
         return old["counts"]
@@ -260,7 +260,7 @@ def remove_others(stages: Sequence[Stage], folder: Path) -> None:
     names = {stage.name for stage in stages}
     for stamp in (folder / STAMPS).glob("*.json"):
         if stamp.stem not in names:
-            old = read_stamp(stamp, folder)
+            old = read_stamp(stamp)
             check_no_foreign_files(old, folder)
             remove_outputs(old, folder, kept)
             remove(stamp)
@@ -282,12 +282,13 @@ def describe_output(path: Path, hashes: Hashes) -> dict:
     return {"bytes": size_of(path), "sha256": hashes.of(path)}
 
 
-def read_stamp(path: Path, folder: Path) -> dict | None:
-    """Read the stamp of a stage whose outputs lie in a folder; None where it is missing or damaged.
+def read_stamp(path: Path) -> dict | None:
+    """Read the stamp of a stage whose folder keeps it in `.stages`; None where it is missing or damaged.
 
     Raises:
         UserError: The stamp names an output that lies outside the folder: no stage has written it.
     """
+    folder = path.parent.parent
     try:
         stamp = read_json(path)
     except UserError:
