@@ -24,7 +24,7 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from relpos_fairseq.options import SCALE, SHARE, Choice, Number
 from relpos_fairseq.positions import Positions
@@ -69,6 +69,7 @@ class Cope(PositionScheme):
     uses_positions = False
     causal_only = True
     tables = {"table": Table(neutral=0.0, grows=WITH_K)}
+    unscaled_version: Tensor
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """Create the parameter `table`: (heads|1, n, D)."""
