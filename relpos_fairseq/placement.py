@@ -11,8 +11,10 @@ same values.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -33,6 +35,7 @@ from relpos_fairseq.schemes.segments import SegmentHead, SegmentInput
 from relpos_fairseq.terms import Decay, PositionTerms
 
 logger = logging.getLogger(__name__)
+_longest: ContextVar[int | None] = ContextVar("longest", default=None)
 LEAST_CAPACITY = 32  # decoding makes room for 32, 64, 128, ... tokens
 Rotation = tuple[PositionScheme, Any]  # a scheme that transforms queries and keys, and what it prepared
 
@@ -325,6 +328,16 @@ class PositionContext:
         return replace(self, shared=shared, rotation=rotation, parts=())
 
 
+@contextlib.contextmanager
+def generation_of(length: int | None) -> Iterator[None]:
+    """Scale rotations that depend on the number of tokens by `length` tokens in the `with` block."""
+    token = _longest.set(length)
+    try:
+        yield
+    finally:
+        _longest.reset(token)
+
+
 class DecodingTerms:
     """The terms of one stack, kept between the steps of decoding.
 
@@ -333,6 +346,7 @@ class DecodingTerms:
     """
 
     def __init__(self) -> None:
+        self.longest = _longest.get()
         self._capacity = 0
         self._gradients = False
         self._last = Evaluated((), (), ())
@@ -497,7 +511,8 @@ class Placement(nn.Module):
 
         Args:
             positions: where queries and keys stand.
-            decoding: the shared terms of earlier steps of decoding, or None.
+            decoding: the shared terms of earlier steps of decoding, or None.  Rotations that depend on the number
+                of tokens are then scaled by the generation's (`generation_of`), or the longest input of the flags.
 
         Raises:
             RuntimeError: torch.jit.trace, which would take this input's lengths for all.
@@ -507,6 +522,9 @@ class Placement(nn.Module):
                 "torch.jit.trace would record the lengths of this input for all: call "
                 "torch.export.export, or relpos export onnx"
             )
+        longest = _longest.get() if decoding is None else decoding.longest or self.plan.shape.max_positions
+        if longest is not None and self.counts_tokens:
+            positions = replace(positions, longest=longest)
         if decoding is None:
             found = self.shared.evaluate(positions)
         else:

@@ -54,6 +54,7 @@ def connect_ours() -> None:
     hooks.compare_text_on_load()
     hooks.save_assets_with_checkpoints()
     hooks.install_text_hub()
+    hooks.tell_length_of_generation()
     for name in ARCH_CONFIG_REGISTRY:
         if name.startswith("relpos_"):
             ARCH_CONFIG_REGISTRY[name] = keep_bf16_off_tpu

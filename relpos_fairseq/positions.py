@@ -45,6 +45,8 @@ class Positions:
         segments: (B, S) segment number of each token, or None.
         randomized: (S,) rising positions on the CPU that schemes read in place of the slots 0..S-1
             (`RandomizedPositions`), or None.  Masks count slots in either case.
+        longest: number of tokens by which rotations that depend on it are scaled, the same throughout a
+            generation; None: each row's own.
         device: device of the index tensors.
     """
 
@@ -55,6 +57,7 @@ class Positions:
     sentence_index: Tensor | None = None
     segments: Tensor | None = None
     randomized: Tensor | None = None
+    longest: int | None = None
     device: torch.device = torch.device("cpu")
     _formed: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -202,6 +205,10 @@ class Positions:
         if self.token_index is None:
             return torch.tensor([self.src_len], device=self.device)
         return self.token_index.amax(dim=1) + 1
+
+    def scaling_lengths(self) -> Tensor:
+        """Return the number of tokens by which rotations are scaled: (B|1,)."""
+        return self.row_lengths() if self.longest is None else torch.tensor([self.longest], device=self.device)
 
     def longest_row(self) -> int:
         """Return the largest number in `row_lengths`: the real tokens of the longest row."""

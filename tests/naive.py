@@ -619,7 +619,8 @@ def fox(pair: Pair, p: Params, o: Options) -> Parts:
 def cope(pair: Pair, p: Params, o: Options) -> Parts:
     """CoPE: Golovneva 2024, eq. 3-5, of the keys that the query sees; e between its rows is linear.
 
-    g_ij = sigmoid(q.k_j / sqrt(d)),  p_ij = sum_{l=j..i} g_il,  e_ij = (q.k + q.e[p_ij]) / sqrt(d)
+    g_ij = sigmoid(q.k_j / sqrt(d)),  p_ij = sum_{l=j..i} g_il,  e_ij = q.k / sqrt(d) + q.e[p_ij] (the listing),
+    or the released code's (q.k + q.e[p_ij]) / sqrt(d)
     """
     table = of_head(p["table"], pair.head)
     place = 0.0
@@ -630,7 +631,7 @@ def cope(pair: Pair, p: Params, o: Options) -> Parts:
     low, high = math.floor(place), math.ceil(place)
     between = place - low
     e = [(1 - between) * a + between * b for a, b in zip(table[low], table[high], strict=True)]
-    return Parts(scaled=dot(pair.q, e))
+    return Parts(scaled=dot(pair.q, e) * (1.0 if o["contexts_scaled"] == "on" else math.sqrt(len(pair.q))))
 
 
 # ------------------------------------------------------------------------ putting it together

@@ -208,7 +208,7 @@ def convert(
     dtype = next(value.dtype for value in content.values() if value.is_floating_point())
     for params in itertools.chain(*made.values()):
         params.update({name: value.to(dtype) for name, value in params.items()})
-    return Conversion(join(content, made, target), report)
+    return Conversion(join(content, made, target) | work.versions(state), report)
 
 
 class _Work:
@@ -286,6 +286,16 @@ class _Work:
         reason = scheme.never_neutral or "--init own"
         self.report.lose(f"{scheme.name} starts at its own initial values ({reason})")
         return {name: value.detach().clone() for name, value in scheme.named_parameters()}
+
+    def versions(self, state: State) -> State:
+        """Return what a scheme remembers beside its parameters: the source's where it has the scheme, else new."""
+        found = {}
+        for layer, place in ((n, p) for n in range(self.layers) for p in places_of(self.target, n)):
+            old = self.old[place.name].prefix(layer) if self.taken[layer].get(place.name) == place.name else None
+            for name, value in place.build(self.target, layer).named_buffers():
+                if name.endswith("_version"):
+                    found[place.prefix(layer) + name] = value if old is None else state.get(old + name)
+        return {name: value for name, value in found.items() if value is not None}
 
     def dropped_positions(self) -> list[Tensor]:
         """Return the mean row (E,) of every table that was added to the input and is left out."""

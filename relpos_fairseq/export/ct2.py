@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from relpos_fairseq.export.ct2_spec import engine, transformer_spec
 from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.export.translators import BLANK, REPORT, decode
-from relpos_fairseq.inference.checkpoints.loading import longest, read_trusted
+from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Batching, Search, batches
 from relpos_fairseq.io.errors import UserError
@@ -58,20 +59,22 @@ def load_translation(checkpoint: Path, data: Path | None) -> tuple[nn.Module, An
     return model, task
 
 
-def validation_sentences(task: Any, count: int, seed: int = 1) -> tuple[list[Tensor], str]:
-    """Return at most `count` source sentences, each ending in eos, and a description of them.
+def validation_sentences(task: Any, count: int, limit: int | None, seed: int = 1) -> tuple[list[Tensor], str]:
+    """Return at most `count` source sentences of at most `limit` symbols, each ending in eos, and a description.
 
     Random ones serve where the data has no validation set.
     """
+    limit = limit or MAX_LENGTH
     try:
         task.load_dataset("valid")
         found = task.dataset("valid")
-        chosen = [found[index]["source"] for index in range(min(count, len(found)))]
+        every = (found[index]["source"] for index in range(len(found)))
+        chosen = list(islice((source for source in every if len(source) <= limit), count))
         return chosen, f"{len(chosen)} sentences of the validation set"
     except FileNotFoundError:
         words = task.source_dictionary
         generator = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(2, 40, (min(count, 32),), generator=generator).tolist()
+        lengths = torch.randint(min(2, limit - 1), min(40, limit), (min(count, 32),), generator=generator).tolist()
         drawn = [torch.randint(4, len(words), (n,), generator=generator) for n in lengths]
         end = torch.tensor([words.eos()])
         return [torch.cat([part, end]) for part in drawn], f"{len(drawn)} random sentences"
@@ -164,8 +167,8 @@ def export(checkpoint: Path, out: Path, quantization: str | None, data: Path | N
     engine()
     model, task = load_translation(checkpoint, data)
     with atomic_folder(out) as folder:
-        write(model, task.source_dictionary, task.target_dictionary, folder, None)
-        compared = compare(folder, model, task, count)
+        limits = write(model, task.source_dictionary, task.target_dictionary, folder, None)
+        compared = compare(folder, model, task, count, limits)
         print(f"fp32: {compared.line()}", flush=True)
         if not compared.logits < TOLERANCE:
             raise ExportError(
@@ -174,9 +177,8 @@ def export(checkpoint: Path, out: Path, quantization: str | None, data: Path | N
             )
         if quantization:
             write(model, task.source_dictionary, task.target_dictionary, folder, quantization)
-            compared = compare(folder, model, task, count)
+            compared = compare(folder, model, task, count, limits)
             print(f"{quantization}: {compared.line()}", flush=True)
-        limit = longest(model.encoder.max_positions())
         facts = {
             "checkpoint": {"name": checkpoint.name, "sha256": sha256_of(checkpoint)},
             "positions": {name: getattr(model, name).positions.plan.describe() for name in ("encoder", "decoder")},
@@ -184,7 +186,8 @@ def export(checkpoint: Path, out: Path, quantization: str | None, data: Path | N
             "ctranslate2": engine().__version__,
             "comparison": asdict(compared),
             "languages": [task.cfg.source_lang, task.cfg.target_lang],
-            "longest": None if limit is None else limit - 1,  # without </s>
+            "longest": limits.source and limits.source - 1,  # without </s>
+            "longest_output": limits.target,
         }
         write_json(folder / REPORT, facts)
         copy_assets(Path(task.cfg.data.split(":")[0]), folder)
@@ -200,37 +203,48 @@ def card_of(facts: dict) -> dict[str, object]:
     return rows | {"checkpoint's sha256": facts["checkpoint"]["sha256"]}
 
 
-def write(model: nn.Module, source: Any, target: Any, folder: Path, quantization: str | None) -> None:
-    """Write a model in CTranslate2's format."""
+@dataclass(frozen=True)
+class Limits:
+    """The positions for which the engine has rows, </s> included; None: any length."""
+
+    source: int | None
+    target: int | None
+
+
+def write(model: nn.Module, source: Any, target: Any, folder: Path, quantization: str | None) -> Limits:
+    """Write a model in CTranslate2's format, and return what its tables of positions allow."""
     spec = transformer_spec(model, source, target)
+    tables = (getattr(side, "position_encodings", None) for side in (spec.encoder, spec.decoder))
+    limits = Limits(*(None if table is None else len(table.encodings) for table in tables))
     spec.validate()
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
+    return limits
 
 
-def compare(folder: Path, model: nn.Module, task: Any, count: int) -> Comparison:
+def compare(folder: Path, model: nn.Module, task: Any, count: int, limits: Limits) -> Comparison:
     """Compare a written folder with its checkpoint on `count` sentences: logits and translations."""
-    rows, text = validation_sentences(task, count)
+    rows, text = validation_sentences(task, count, limits.source)
     words = task.source_dictionary
     symbols = [[words[index] for index in row[:-1]] for row in rows]
     translator = engine().Translator(str(folder), device="cpu", intra_threads=torch.get_num_threads())
-    difference, steps = compare_logits(translator, model, task.target_dictionary, words, rows[:LOGITS])
+    difference, steps = compare_logits(translator, model, task.target_dictionary, words, rows[:LOGITS], limits.target)
     ours = translate(model, task, rows)
-    theirs = in_batches(symbols, lambda part: best_of(translator, part), "CTranslate2")
+    theirs = in_batches(symbols, lambda part: best_of(translator, part, limits.target), "CTranslate2")
     same = sum(a == b for a, b in zip(ours, theirs, strict=True))
     joined = [[" ".join(line) or "-" for line in system] for system in (theirs, ours)]
     bleu = BLEU(tokenize="none", force=True).corpus_score(joined[0], [joined[1]]).score
     return Comparison(text, difference, steps, same, len(rows), bleu)
 
 
-def best_of(translator: Any, part: list[list[str]]) -> list[list[str]]:
+def best_of(translator: Any, part: list[list[str]], limit: int | None = None) -> list[list[str]]:
     """Translate a batch by the engine, under fairseq's rules; return the symbols of each best hypothesis."""
-    return [found[0].symbols for found in decode(translator, part, Search(beam=BEAM))]
+    return [found[0].symbols for found in decode(translator, part, Search(beam=BEAM), limit)]
 
 
 @torch.inference_mode()
 def compare_logits(
-    translator: Any, model: nn.Module, target: Any, source: Any, rows: Sequence[Tensor]
+    translator: Any, model: nn.Module, target: Any, source: Any, rows: Sequence[Tensor], limit: int | None = None
 ) -> tuple[float, int]:
     """Return the largest difference of logits along the engine's greedy search, and the number of its steps.
 
@@ -240,8 +254,9 @@ def compare_logits(
     found = translator.translate_batch(
         symbols,
         beam_size=1,
-        min_decoding_length=LEAST_STEPS,
-        max_decoding_length=MAX_LENGTH,
+        min_decoding_length=min(LEAST_STEPS, limit or MAX_LENGTH),
+        max_decoding_length=min(MAX_LENGTH, limit or MAX_LENGTH),
+        max_input_length=0,
         return_logits_vocab=True,
         return_end_token=True,
         suppress_sequences=[[BLANK]],

@@ -119,6 +119,8 @@ class Encoder(_Bare):
 class _Terms:
     """Replace the cache of position terms: evaluate the terms anew at every step."""
 
+    longest = None  # rotations are scaled by the longest input of the flags
+
     def evaluate(self, schemes: SchemeStack, positions: Positions) -> tuple:
         return schemes.evaluate(positions)
 

@@ -34,6 +34,7 @@ from relpos_fairseq.export.transformers import (
 from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
 from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.inference.model_card import write_export_card
+from relpos_fairseq.inference.translator import Search
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, sha256_of
 from relpos_fairseq.io.lines import read_lines
@@ -328,15 +329,24 @@ def generating_config(kind: type, options: Any, model: nn.Module, rows: list[int
 
 
 def search_of(model: nn.Module) -> GenerationConfig:
-    """Return the GenerationConfig that makes generate() search as fairseq does."""
+    """Return the GenerationConfig that makes generate() search as fairseq does, for translations by its own defaults.
+
+    fairseq ends a sentence's search when it has as many hypotheses as beams, and none of them is empty.  A decoder
+    reads all symbols but the last of the longest sequence: </s>, --max-len-b symbols, </s>.
+    """
     longest = model.decoder.positions.plan.longest
+    search, defaults = {}, Search()
+    if hasattr(model, "encoder"):
+        search = {"num_beams": defaults.beam, "early_stopping": True, "length_penalty": defaults.lenpen}
+        search |= {"min_length": 1 + defaults.min_len}
     return GenerationConfig(
         bos_token_id=EOS,
         eos_token_id=EOS,
         pad_token_id=PAD,
         decoder_start_token_id=EOS,
         suppress_tokens=[PAD],
-        max_length=min(200, longest or 200),
+        max_length=min(defaults.max_len_b + 1, longest or defaults.max_len_b + 1) + 1,
+        **search,
     )
 
 

@@ -44,6 +44,7 @@ class Ct2Translator:
         self.engine = library.Translator(str(folder), device=device)
         self.source, self.target = (read_text(folder / TEXT_FOLDER, one) for one in facts["languages"])
         self.longest = facts["longest"]
+        self.limit = facts.get("longest_output")
 
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
         """Return the best translations of each sentence.
@@ -57,19 +58,30 @@ class Ct2Translator:
         """
         if search.unkpen:
             raise UserError(f"--unkpen {search.unkpen}: CTranslate2 has none; leave it out")
-        return decode(self.engine, batch, search)
+        return decode(self.engine, batch, search, self.limit)
 
 
-def decode(engine: Any, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:
-    """Return the `search.nbest` best translations of each sentence, by CTranslate2's Translator."""
+def decode(engine: Any, batch: Sequence[list[str]], search: Search, limit: int | None) -> list[list[Hypothesis]]:
+    """Return the `search.nbest` best translations of each sentence, by CTranslate2's Translator.
+
+    Args:
+        engine: the Translator.
+        batch: sentences in symbols.
+        search: the options.
+        limit: positions that the decoder has, the first of which reads the </s> that begins a sentence, or None.
+    """
     longest = 1 + max(map(len, batch))  # with </s>, as fairseq counts
+    allowed = int(search.max_len_a * longest + search.max_len_b)
+    if limit is not None:
+        allowed = min(allowed, limit - 1)
     results = engine.translate_batch(
         list(batch),
         beam_size=search.beam,
         num_hypotheses=search.nbest,
         length_penalty=search.lenpen,
         min_decoding_length=search.min_len,
-        max_decoding_length=int(search.max_len_a * longest + search.max_len_b),
+        max_decoding_length=allowed,
+        max_input_length=0,  # else the engine cuts sources at 1,024 and says nothing
         no_repeat_ngram_size=search.no_repeat_ngram_size,
         return_scores=True,
         suppress_sequences=[[BLANK]],

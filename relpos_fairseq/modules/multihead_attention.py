@@ -128,16 +128,14 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         positions = context.positions
         source = _source(query, context)
         terms = context.shared + cache.position.evaluate(self.position, positions).terms
-        rotates_all = context.rotation is not None and context.rotation[0].by_length
-        unrotated = replace(context, rotation=None) if rotates_all else context
-        new = self._project(query, source, unrotated, terms, None)
+        new = self._project(query, source, context, terms, None)
         _check_cached(cache.length + new.k.size(2), positions.src_len)
         gates = self.position.log_gates(source)
         tensors = {"key": new.k, "content_key": new.content_k, "value": new.v, "log_gates": gates}
         keys = cache.append(tensors, new_padding)
         terms += decay_of(keys["log_gates"])
         tables = cache.tables(terms, positions, new.q, self.scale)
-        inputs = replace(
+        return replace(
             new,
             k=keys["key"],
             v=keys["value"],
@@ -147,7 +145,6 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
             clipped_key_products=cache.clipped_key_products(tables, keys["key"]),
             step_tables=tables,
         )
-        return _rotated(inputs, context) if rotates_all else inputs
 
     def _project(
         self,

@@ -10,9 +10,10 @@ Inputs longer than those of training have angles that training has not seen: `ro
 angles for them.  log_n multiplies a query by max(1, log n_i / log L), n_i the keys that it may see, L
 the length in training (Su 2021, spaces.ac.cn/archives/8823; Chiang and Cholak 2022, 2202.12172).
 
-Angles that depend on the number of tokens n rotate a key otherwise in a longer input: decoding then
-caches keys before rotation, so that a step equals the full pass over as many tokens.  transformers
-caches keys after rotation by the number of tokens at that step.
+Angles that depend on the number of tokens n rotate every token otherwise in a longer input, and the layers above
+see it.  A generation therefore scales all its steps by one n, the longest that it may become
+(`placement.generation_of`): a step equals the full pass of that n.  transformers rotates each step by the number
+of its tokens, which no full pass does.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class Rope(PositionScheme):
     def prepare(self, positions: Positions) -> Rotations:
         """Return the rotations of every slot."""
         place = positions.slot_positions().double()
-        tokens = positions.row_lengths() if self.by_length else None  # (B|1,)
+        tokens = positions.scaling_lengths() if self.by_length else None  # (B|1,)
         frequency, size = frequencies(
             self.options, self.pairs, self.trained_length, tokens, positions.device
         )  # (P,) or (B|1, 1, 1, P)

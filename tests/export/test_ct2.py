@@ -84,6 +84,28 @@ def test_logits_are_the_models(values, tmp_path):
     assert difference(trained(**values), tmp_path) < 2e-5
 
 
+@pytest.mark.parametrize("name", ["learned", "sentence", "none"])
+def test_a_search_ends_where_the_decoders_table_ends(name, tmp_path):
+    """A model that hardly says </s>, with 16 positions; those without a table of their own go on, as fairseq's does."""
+    model, task = trained(position_scheme=name, max_source_positions=16, max_target_positions=16), small_task()
+    with torch.no_grad():
+        model.decoder.output_projection.weight[2] = 0
+    words = task.source_dictionary
+    limits = ct2.write(model, words, words, tmp_path, None)
+    assert limits == ((ct2.Limits(1024, 1024)) if name == "none" else ct2.Limits(16, 16))
+    engine = ctranslate2.Translator(str(tmp_path), intra_threads=1)
+    rows = [torch.tensor([5, 6, 7, 2]), torch.tensor([9, 2])]
+    found = ct2.best_of(engine, [[words[n] for n in row[:-1]] for row in rows], limits.target)
+    assert found == ct2.translate(model, task, rows)
+    assert max(map(len, found)) >= (16 if name == "none" else 15)
+    assert ct2.compare_logits(engine, model, words, words, rows, limits.target)[0] < 2e-5
+
+
+def test_long_sources_are_read_whole(tmp_path):
+    """The engine itself would cut them at 1,024."""
+    assert difference(trained(position_scheme="shaw"), tmp_path, lengths=(1100,)) < 2e-5
+
+
 @pytest.mark.parametrize("name", sorted(set(scheme_names()) - set(HELD)))
 def test_what_is_not_held_is_refused(name, tmp_path):
     """Every other scheme is refused by name, with the way out, or it is exported rightly."""

@@ -24,6 +24,9 @@ from relpos_fairseq.export.transformers import (
     RelPosTranslationConfig,
     RelPosWithMemoryForCausalLM,
 )
+from relpos_fairseq.inference.checkpoints.loading import load_translator
+from relpos_fairseq.inference.translator import Batching, Search, translate
+from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
@@ -144,6 +147,40 @@ def translations_end(model, twin) -> bool:
         theirs = twin.generate(source, attention_mask=mask, num_beams=beam, **SEARCH)
         ended += compare(ours, theirs.sequences, theirs.get("sequences_scores"), 1)
     return ended > 0
+
+
+def test_the_defaults_of_a_folder_are_fairseqs_search():
+    """200 sources, short and long, by generate() without options, of a model that ends sentences at any length."""
+    model, twin = next(pair for pair in (translation("learned", seed) for seed in SEEDS) if translations_end(*pair))
+    twin.generation_config = decoders.search_of(model)
+    words, draw = small_task().target_dictionary, torch.Generator().manual_seed(3)
+    search, ended, early = SequenceGenerator([model], words, beam_size=5, max_len_b=200), 0, 0
+    for length in (1, 3, 9, 40):
+        source = torch.randint(4, 24, (50, length + 1), generator=draw)
+        source[:, -1] = 2
+        ours = search.generate([model], {"net_input": {"src_tokens": source, "src_lengths": (source != 1).sum(1)}})
+        found = twin.generate(source)
+        ended += compare(ours, found, None, 1, 63)
+        early += sum(len(row[0]["tokens"]) < 8 for row in ours)
+    assert ended > 20 and early > 5
+
+
+@pytest.mark.slow
+def test_a_trained_folder_translates_as_relpos_translate(tmp_path):
+    """The quickstart's corpus: 120 short and 80 long sentences."""
+    assert relpos("quickstart", "--out", tmp_path / "run", "--max-update", "300", "--threads", "1") == 0
+    [checkpoint] = (tmp_path / "run").rglob("checkpoint_best.pt")
+    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    [raw] = (tmp_path / "run").glob("data/*/raw")
+    lines = [*list(read_lines(raw / "test.en"))[:120], *list(read_lines(raw / "test_long.en"))[:80]]
+    ours = translate(load_translator(checkpoint, None, True), lines, Search(), Batching(max_sentences=40))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    theirs = []
+    for start in range(0, len(lines), 40):
+        batch = tokenizer(lines[start : start + 40], padding=True, return_tensors="pt")
+        theirs += tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
+    assert [one.texts[0] for one in ours] == theirs
 
 
 @pytest.mark.parametrize("scheme", marked(EVERY))

@@ -9,13 +9,15 @@ import pytest
 import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig, base_lm_architecture
+from fairseq.sequence_generator import SequenceGenerator
+from torch import Tensor
 
 from helpers.lm_models import SMALL, randomized, small_lm, small_xl, stream
 from helpers.models import assert_same_start, small_model, small_task
 from relpos_fairseq.models import relpos_transformer_lm, relpos_transformer_xl
 from relpos_fairseq.models.configs import RelPosTransformerLMConfig
 from relpos_fairseq.models.relpos_transformer_lm import ModelMismatchError
-from relpos_fairseq.placement import PositionMismatchError
+from relpos_fairseq.placement import PositionMismatchError, generation_of
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
 HYBRIDS = ("learned+m4m", "sinusoidal+shaw", "rope+m4", "m2+m4m+shaw", "rope+t5/t5+m4m")
@@ -80,6 +82,31 @@ def test_decoding_equals_the_full_forward(scheme: str) -> None:
     model.decoder.reorder_incremental_state_scripting(state, order)
     steps += [model(mixed[:, :t], incremental_state=state)[0] for t in range(5, 10)]
     torch.testing.assert_close(torch.cat(steps, dim=1), model(mixed)[0], **EXACT)
+
+
+@pytest.mark.parametrize("flags", [{"scaling": s} for s in ("linear", "ntk", "yarn", "dynamic")] + [{"log_n": "on"}])
+def test_a_generation_holds_the_factor_of_rope(flags: dict) -> None:
+    """Each step of 30 tokens through two layers, trained on 8, equals the full pass of the generation's length."""
+    given = {f"position_rope_{name}": value for name, value in ({"length": "8"} | flags).items()}
+    model = randomized(small_lm(position_scheme="rope", decoder_layers=2, max_target_positions=40, **given))
+    tokens = stream(2, 30)
+
+    def steps() -> Tensor:
+        state: dict = {}
+        return torch.cat([model(tokens[:, :t], incremental_state=state)[0] for t in range(1, 31)], dim=1)
+
+    with generation_of(30):
+        torch.testing.assert_close(steps(), model(tokens)[0], **EXACT)
+    with generation_of(40):
+        longer = model(tokens)[0]
+    torch.testing.assert_close(steps(), longer, **EXACT)  # whose length nobody told: the longest of the flags
+    search = SequenceGenerator([model], model.decoder.dictionary, beam_size=2, max_len_b=29, min_len=9)
+    [[best, *_]] = search.generate([model], {"net_input": {"src_tokens": tokens[:1, :5]}}, bos_token=2)
+    written = torch.cat([torch.tensor([2]), best["tokens"][:-1]])[None]
+    with generation_of(30):
+        scores = model.get_normalized_probs(model(written), True)[0]
+    expected = scores.gather(1, best["tokens"][:, None])[:, 0]
+    torch.testing.assert_close(best["positional_scores"], expected, rtol=0, atol=1e-5)
 
 
 LAYERED = {

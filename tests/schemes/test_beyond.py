@@ -7,22 +7,24 @@ import torch
 from properties.test_properties import EXACT, Layer, tokens
 
 from cases import BEYOND, Case
+from relpos_fairseq.placement import generation_of
 
 
 @pytest.mark.parametrize("case", BEYOND, ids=str)
 def test_a_step_beyond_training_equals_the_full_pass(case: Case) -> None:
-    """Each step of decoding equals the last row of a pass over as many tokens, padded or not."""
+    """Each step of a generation equals the last row of a pass over as many tokens, padded or not."""
     layer = Layer(case, causal=True)
     length, pad = 9, 2
     x = tokens(2, length)
     padding = torch.zeros(2, length, dtype=torch.bool)
     padding[0, :pad] = True
     cache: dict = {}
-    for t in range(length):
-        got = layer(x[:, t : t + 1], padding[:, : t + 1], cache, t)[:, 0]
-        torch.testing.assert_close(got[1], layer(x[1:, : t + 1])[0, -1], **EXACT)
-        if t >= pad:
-            torch.testing.assert_close(got[0], layer(x[:1, pad : t + 1])[0, -1], **EXACT)
+    with generation_of(length):
+        for t in range(length):
+            got = layer(x[:, t : t + 1], padding[:, : t + 1], cache, t)[:, 0]
+            torch.testing.assert_close(got[1], layer(x[1:, : t + 1])[0, -1], **EXACT)
+            if t >= pad:
+                torch.testing.assert_close(got[0], layer(x[:1, pad : t + 1])[0, -1], **EXACT)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -19,6 +19,7 @@ import torch
 from fairseq import checkpoint_utils, hub_utils, utils
 from fairseq.data.encoders import register_bpe
 from fairseq.dataclass import FairseqDataclass
+from fairseq.sequence_generator import SequenceGenerator
 from fairseq.trainer import Trainer
 from omegaconf import open_dict
 from torch import Tensor
@@ -29,7 +30,7 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import read_json
 from relpos_fairseq.modules.memory import Memory
 from relpos_fairseq.patches.table import replaces
-from relpos_fairseq.placement import Placement
+from relpos_fairseq.placement import Placement, generation_of
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import (
     TEXT_FOLDER,
@@ -116,6 +117,20 @@ def install_text_hub() -> None:
             data_name_or_path = str(find_assets(first, None).absolute())
         where = (model_name_or_path, checkpoint_file, data_name_or_path)
         return original(*where, archive_map, **kwargs)
+
+
+def tell_length_of_generation() -> None:
+    """Let fairseq's search tell decoders the longest sequence that it may write, for rotations scaled by length."""
+
+    @replaces(SequenceGenerator, "generate")
+    def generate(original, self, models, sample, **kwargs):
+        source = sample["net_input"].get("src_tokens")
+        longest = None
+        if source is not None:
+            asked = source.size(1) if self.match_source_len else int(self.max_len_a * source.size(1) + self.max_len_b)
+            longest = min(asked, self.max_len - 1) + 1  # and the </s> that begins it
+        with generation_of(longest):
+            return original(self, models, sample, **kwargs)
 
 
 class TextHub(Fairseq):
