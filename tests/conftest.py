@@ -6,7 +6,7 @@ import copy
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -47,36 +47,6 @@ _read = cache(OverridesParser.parse_rule)
 OverridesParser.parse_rule = lambda self, text, rule: copy.copy(_read(_READER, text, rule))
 ConfigStore.__deepcopy__ = lambda self, memo: self
 _READER = OverridesParser.create()
-
-
-def _patch_once() -> None:
-    """Let Triton's interpreter patch its language once a launch, not again at each call inside a kernel."""
-    try:
-        from triton.runtime import interpreter
-    except ImportError:
-        return
-    patch_lang, restore = interpreter._patch_lang, interpreter._LangPatchScope.restore
-    languages, patched = (interpreter.tl, interpreter.tl.core), set()
-
-    @cache
-    def named(fn: Callable) -> frozenset[int]:
-        return frozenset(n for n, part in enumerate(languages) if any(part is v for v in fn.__globals__.values()))
-
-    def patch(fn: Callable) -> interpreter._LangPatchScope:
-        if named(fn) and named(fn) <= patched:
-            return interpreter._LangPatchScope()
-        patched.update(named(fn))
-        return patch_lang(fn)
-
-    def restore_all(scope: interpreter._LangPatchScope) -> None:
-        patched.clear()
-        restore(scope)
-
-    interpreter._patch_lang, interpreter._LangPatchScope.restore = patch, restore_all
-
-
-if os.environ.get("TRITON_INTERPRET") == "1":
-    _patch_once()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

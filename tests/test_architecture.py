@@ -30,6 +30,7 @@ ORDER = """
     schemes
     placement
     config
+    nn
     metrics modules
     data
     patches optim
@@ -57,7 +58,7 @@ ONLY = {
 }
 # Rooms that do not import fairseq when they are imported.
 PURE = """
-    io positions relations terms options scheme rotation attention text schemes placement config
+    io positions relations terms options scheme rotation attention text schemes placement config nn
     doctor preparation cli
 """.split()
 

@@ -195,7 +195,7 @@ class SchemeCandidate(Candidate):
             there = replace(self.setting, causal=True)
             return SchemeCandidate(self.name, there, self.backend, self.dtype).decoder(q, k, v)
         # A step needs this package's modules, hence fairseq; whole sequences need torch alone.
-        from relpos_fairseq.modules.decoding_cache import DecodingCache
+        from relpos_fairseq.nn.decoding_cache import DecodingCache
 
         length = k.size(2)
         positions = Positions(1, length, length - 1, device=q.device)

@@ -6,28 +6,33 @@ checkpoints differ only by what the position scheme adds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import torch
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
-from relpos_fairseq.attention import AttentionInputs, attend
-from relpos_fairseq.modules.decoding_cache import DecodingCache
-from relpos_fairseq.placement import PositionContext, SchemeStack, decay_of
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.nn.decoding_cache import DecodingCache
+from relpos_fairseq.nn.self_attention import SelfAttention
+from relpos_fairseq.placement import PositionContext, SchemeStack
 
 SPARES = "relpos_spare_buffers"  # in fairseq's incremental state, for the layers of a model
 
 
-class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
-    """Multi-head self-attention whose logits and values depend on positions by the schemes' terms."""
+class RelPosMultiheadAttention(FairseqIncrementalState, SelfAttention):
+    """`SelfAttention` under the signature of fairseq's layers, with fairseq's decoding cache.
 
-    position: SchemeStack
+    Args:
+        embed_dim: width E.
+        num_heads: number of heads H.
+        schemes: the position schemes of this layer alone.
+        scale: the factor of q.k.
+        q_noise: quantisation noise of the projections, as in fairseq.
+        qn_block_size: its block size.
+        more: further arguments of `SelfAttention`.
+    """
+
     get_incremental_state: Callable[..., Any]  # of FairseqIncrementalState
     set_incremental_state: Callable[..., None]
 
@@ -38,40 +43,15 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         schemes: SchemeStack,
         scale: float,
         *,
-        dropout: float = 0.0,
-        backend: str = "auto",
         q_noise: float = 0.0,
         qn_block_size: int = 8,
+        **more: Any,
     ) -> None:
-        """Build the projections as fairseq does.
+        self._noise = q_noise, qn_block_size
+        super().__init__(embed_dim, num_heads, schemes, scale, **more)
 
-        Args:
-            embed_dim: width E.
-            num_heads: number of heads H.
-            schemes: the position schemes of this layer alone.
-            scale: the factor of q.k.
-            dropout: dropout probability of attention probabilities.
-            backend: name of the backend that evaluates attention, or auto.
-            q_noise: quantisation noise of the projections, as in fairseq.
-            qn_block_size: its block size.
-        """
-        super().__init__()
-        self.embed_dim, self.num_heads = embed_dim, num_heads
-        self.head_dim = embed_dim // num_heads
-        self.dropout, self.scale, self.backend = dropout, scale, backend
-        projections = (quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size) for _ in range(4))
-        self.k_proj, self.v_proj, self.q_proj, self.out_proj = projections
-        self.position = schemes
-        for scheme in schemes:
-            scheme.read_content(self.q_proj, self.k_proj)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Initialise the projections as fairseq does."""
-        for projection in (self.k_proj, self.v_proj, self.q_proj):
-            nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
-        nn.init.xavier_uniform_(self.out_proj.weight)
-        nn.init.zeros_(self.out_proj.bias)
+    def projection(self) -> nn.Module:
+        return quant_noise(super().projection(), *self._noise)
 
     def forward(
         self,
@@ -89,8 +69,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
             query: (T, B, E); `key` and `value` are the same tensor, as fairseq's layers pass them.
             key: not read; part of fairseq's signature.
             value: not read; part of fairseq's signature.
-            key_padding_mask: (B, T) True at padding of the new tokens; (B, M + T) where the context
-                brings memory of M slots.
+            key_padding_mask: as in `SelfAttention.attend`.
             incremental_state: fairseq's decoding cache.
             need_weights: return attention probabilities of every head: (B, H, T, S).
             attn_mask: the `PositionContext`, under the argument name that fairseq's layers pass on.
@@ -98,83 +77,13 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         Returns:
             (T, B, E) output, and probabilities or None.
         """
-        context = attn_mask
-        if not isinstance(context, PositionContext):
+        if not isinstance(attn_mask, PositionContext):
             raise ValueError(
                 "relpos attention takes a PositionContext as attn_mask (Placement.of returns one), "
                 f"got {type(attn_mask).__name__}"
             )
-        context = context.of_layer(self.position.layer)
-        if incremental_state is None:
-            inputs = self._inputs(query, context, key_padding_mask)
-        else:
-            cache = self._cache(incremental_state)
-            inputs = self._step_inputs(query, context, key_padding_mask, cache)
-        out, probs = attend(inputs, self.backend, need_weights)
-        tgt_len, batch = query.shape[:2]
-        rows = out.permute(2, 0, 1, 3).reshape(tgt_len * batch, self.embed_dim)
-        return self.out_proj(rows).view(tgt_len, batch, self.embed_dim), probs
-
-    def _inputs(self, query: Tensor, context: PositionContext, key_padding: Tensor | None) -> AttentionInputs:
-        """Project (T, B, E) and return the inputs of attention, with shared and own terms."""
-        source = _source(query, context)
-        terms = context.shared + self.position.evaluate(context.positions).terms
-        return self._project(query, source, context, terms + self.position.gated(source), key_padding)
-
-    def _step_inputs(
-        self, query: Tensor, context: PositionContext, new_padding: Tensor | None, cache: DecodingCache
-    ) -> AttentionInputs:
-        """Return the inputs of attention for the newest tokens of decoding, and append their keys to the cache."""
-        positions = context.positions
-        source = _source(query, context)
-        terms = context.shared + cache.position.evaluate(self.position, positions).terms
-        new = self._project(query, source, context, terms, None)
-        _check_cached(cache.length + new.k.size(2), positions.src_len)
-        gates = self.position.log_gates(source)
-        tensors = {"key": new.k, "content_key": new.content_k, "value": new.v, "log_gates": gates}
-        keys = cache.append(tensors, new_padding)
-        terms += decay_of(keys["log_gates"])
-        tables = cache.tables(terms, positions, new.q, self.scale)
-        return replace(
-            new,
-            k=keys["key"],
-            v=keys["value"],
-            terms=terms,
-            key_padding=cache.padding,
-            content_k=keys["content_key"],
-            clipped_key_products=cache.clipped_key_products(tables, keys["key"]),
-            step_tables=tables,
-        )
-
-    def _project(
-        self,
-        query: Tensor,
-        source: Tensor,
-        context: PositionContext,
-        terms: tuple[PositionTerms, ...],
-        key_padding: Tensor | None,
-    ) -> AttentionInputs:
-        """Return the inputs of attention for queries of the tokens (T, B, E) and keys of `source` (S, B, E)."""
-        rows = query.reshape(-1, self.embed_dim)  # (T B, E): one product of two matrices
-        keys = rows if source is query else source.reshape(-1, self.embed_dim)
-        inputs = AttentionInputs(
-            q=self._heads(self.q_proj(rows), query.shape),
-            k=self._heads(self.k_proj(keys), source.shape),
-            v=self._heads(self.v_proj(keys), source.shape),
-            terms=terms,
-            positions=context.positions,
-            scale=self.scale,
-            causal=context.causal,
-            key_padding=key_padding,
-            dropout=self.dropout if self.training else 0.0,
-            window=context.window,
-            documents=context.documents,
-        )
-        return _rotated(inputs, context)
-
-    def _heads(self, rows: Tensor, shape: torch.Size) -> Tensor:
-        """Split (L B, E) by head, for the shape (L, B, E): (B, H, L, D)."""
-        return rows.view(*shape[:2], self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+        cache = None if incremental_state is None else self._cache(incremental_state)
+        return self.attend(query, attn_mask, key_padding_mask, cache, need_weights)
 
     def _cache(self, incremental_state: dict) -> DecodingCache:
         """Return this attention's own cache in fairseq's incremental state."""
@@ -199,32 +108,3 @@ class RelPosMultiheadAttention(FairseqIncrementalState, nn.Module):
         """Return the `DecodingCache` or None; fairseq's decoder layer calls this method too."""
         cache: DecodingCache | None = self.get_incremental_state(incremental_state, "attn_state")
         return cache
-
-
-def _source(query: Tensor, context: PositionContext) -> Tensor:
-    """Concatenate the memory's states and the tokens (T, B, E): (S, B, E)."""
-    if context.memory is None:
-        return query
-    return torch.cat([context.memory.to(query), query])
-
-
-def _rotated(inputs: AttentionInputs, context: PositionContext) -> AttentionInputs:
-    """Return the inputs with q and k transformed for the content, where a scheme rotates them."""
-    if context.rotation is None:
-        return inputs
-    scheme, prepared = context.rotation
-    positions, q, k = context.positions, inputs.q, inputs.k
-    first_key = positions.src_len - k.size(2)  # memory, or in decoding the new tokens alone
-    q = scheme.transform_query(q, prepared, positions.query_start)
-    k = scheme.transform_key(k, prepared, first_key)
-    if any(term.uses_unrotated_qk for term in inputs.terms):
-        return replace(inputs, content_q=q, content_k=k)
-    return replace(inputs, q=q, k=k)  # no term uses them before rotation
-
-
-def _check_cached(cached: int, src_len: int) -> None:
-    if cached != src_len:
-        raise ValueError(
-            f"incremental_state holds {cached} tokens with this step's, and prev_output_tokens has "
-            f"{src_len}: pass one more token a step, or a fresh state for another batch"
-        )

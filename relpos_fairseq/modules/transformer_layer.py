@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from relpos_fairseq.attention import AttentionInputs
-from relpos_fairseq.attention.api import refuse_terms
 from relpos_fairseq.modules.cross_attention import CrossAttention
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
-from relpos_fairseq.placement import Placement, PositionContext, SchemeStack
+from relpos_fairseq.nn.self_attention import check_backend
+from relpos_fairseq.placement import Placement, PositionContext
 
 
 class _Checkpointed(nn.Module):
@@ -68,22 +67,8 @@ def build_self_attention(
         qn_block_size=cfg.quant_noise.pq_block_size,
     )
     if layer == 0:
-        _check_backend(placement, schemes, embed_dim, num_heads)
+        check_backend(placement, schemes, embed_dim, num_heads)
     return attention
-
-
-def _check_backend(placement: Placement, schemes: SchemeStack, embed_dim: int, num_heads: int) -> None:
-    plan = placement.plan
-    if plan.backend == "auto" or torch.get_default_device().type == "meta":  # meta tensors have no values
-        return
-    heads = torch.zeros(1, num_heads, 2, embed_dim // num_heads)
-    tokens = torch.zeros(1, 2, dtype=torch.long)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a scheme's dropout may draw random numbers
-        positions = placement.positions(tokens, 1, 2, segments=tokens)
-        terms = placement.context(positions).of_layer(schemes.layer).shared
-        terms += schemes.evaluate(positions).terms + schemes.gated(torch.zeros(2, 1, embed_dim))
-    call = AttentionInputs(heads, heads, heads, terms, positions, plan.scale, plan.shape.causal)
-    refuse_terms(plan.backend, plan.name, call)
 
 
 class _EncoderLayer(TransformerEncoderLayerBase):

@@ -14,8 +14,8 @@ from torch import Tensor
 from cases import Case, build
 from relpos_fairseq import placement as stack
 from relpos_fairseq.attention import AttentionInputs, attend, step
-from relpos_fairseq.modules.decoding_cache import DecodingCache
 from relpos_fairseq.modules.multihead_attention import SPARES
+from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import PositionTerms
 

@@ -1,0 +1,201 @@
+"""Multi-head self-attention over the positions of a `PositionContext`: projections, terms, rotation, cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.attention.api import refuse_terms
+from relpos_fairseq.nn.decoding_cache import DecodingCache
+from relpos_fairseq.placement import Placement, PositionContext, SchemeStack, decay_of
+from relpos_fairseq.terms import PositionTerms
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention whose logits and values depend on positions by the schemes' terms.
+
+    Args:
+        embed_dim: width E.
+        num_heads: number of heads H.
+        schemes: the position schemes of this layer alone.
+        scale: the factor of q.k.
+        dropout: dropout probability of attention probabilities.
+        backend: name of the backend that evaluates attention, or auto.
+    """
+
+    position: SchemeStack
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        schemes: SchemeStack,
+        scale: float,
+        *,
+        dropout: float = 0.0,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.head_dim = embed_dim // num_heads
+        self.dropout, self.scale, self.backend = dropout, scale, backend
+        self.k_proj, self.v_proj, self.q_proj, self.out_proj = (self.projection() for _ in range(4))
+        self.position = schemes
+        for scheme in schemes:
+            scheme.read_content(self.q_proj, self.k_proj)
+        self.reset_parameters()
+
+    def projection(self) -> nn.Module:
+        """Return a projection of E to E channels."""
+        return nn.Linear(self.embed_dim, self.embed_dim)
+
+    def reset_parameters(self) -> None:
+        """Initialise the projections as fairseq does."""
+        for projection in (self.k_proj, self.v_proj, self.q_proj):
+            nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        nn.init.zeros_(self.out_proj.bias)
+
+    def attend(
+        self,
+        query: Tensor,
+        context: PositionContext,
+        key_padding: Tensor | None = None,
+        cache: DecodingCache | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from each of T tokens to these tokens, and to those of a cache or memory before them.
+
+        Args:
+            query: (T, B, E).
+            context: the positions, and the terms and the rotation that layers share.
+            key_padding: (B, T) True at padding of the new tokens; (B, M + T) where the context brings memory
+                of M slots.
+            cache: keys and values of earlier steps of decoding, to which this step's are appended.
+            need_weights: return attention probabilities of every head: (B, H, T, S).
+
+        Returns:
+            (T, B, E) output, and probabilities or None.
+        """
+        context = context.of_layer(self.position.layer)
+        if cache is None:
+            inputs = self._inputs(query, context, key_padding)
+        else:
+            inputs = self._step_inputs(query, context, key_padding, cache)
+        out, probs = attend(inputs, self.backend, need_weights)
+        tgt_len, batch = query.shape[:2]
+        rows = out.permute(2, 0, 1, 3).reshape(tgt_len * batch, self.embed_dim)
+        return self.out_proj(rows).view(tgt_len, batch, self.embed_dim), probs
+
+    def _inputs(self, query: Tensor, context: PositionContext, key_padding: Tensor | None) -> AttentionInputs:
+        """Project (T, B, E) and return the inputs of attention, with shared and own terms."""
+        source = _source(query, context)
+        terms = context.shared + self.position.evaluate(context.positions).terms
+        return self._project(query, source, context, terms + self.position.gated(source), key_padding)
+
+    def _step_inputs(
+        self, query: Tensor, context: PositionContext, new_padding: Tensor | None, cache: DecodingCache
+    ) -> AttentionInputs:
+        """Return the inputs of attention for the newest tokens of decoding, and append their keys to the cache."""
+        positions = context.positions
+        source = _source(query, context)
+        terms = context.shared + cache.position.evaluate(self.position, positions).terms
+        new = self._project(query, source, context, terms, None)
+        _check_cached(cache.length + new.k.size(2), positions.src_len)
+        gates = self.position.log_gates(source)
+        tensors = {"key": new.k, "content_key": new.content_k, "value": new.v, "log_gates": gates}
+        keys = cache.append(tensors, new_padding)
+        terms += decay_of(keys["log_gates"])
+        tables = cache.tables(terms, positions, new.q, self.scale)
+        return replace(
+            new,
+            k=keys["key"],
+            v=keys["value"],
+            terms=terms,
+            key_padding=cache.padding,
+            content_k=keys["content_key"],
+            clipped_key_products=cache.clipped_key_products(tables, keys["key"]),
+            step_tables=tables,
+        )
+
+    def _project(
+        self,
+        query: Tensor,
+        source: Tensor,
+        context: PositionContext,
+        terms: tuple[PositionTerms, ...],
+        key_padding: Tensor | None,
+    ) -> AttentionInputs:
+        """Return the inputs of attention for queries of the tokens (T, B, E) and keys of `source` (S, B, E)."""
+        rows = query.reshape(-1, self.embed_dim)  # (T B, E): one product of two matrices
+        keys = rows if source is query else source.reshape(-1, self.embed_dim)
+        inputs = AttentionInputs(
+            q=self._heads(self.q_proj(rows), query.shape),
+            k=self._heads(self.k_proj(keys), source.shape),
+            v=self._heads(self.v_proj(keys), source.shape),
+            terms=terms,
+            positions=context.positions,
+            scale=self.scale,
+            causal=context.causal,
+            key_padding=key_padding,
+            dropout=self.dropout if self.training else 0.0,
+            window=context.window,
+            documents=context.documents,
+        )
+        return _rotated(inputs, context)
+
+    def _heads(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        """Split (L B, E) by head, for the shape (L, B, E): (B, H, L, D)."""
+        return rows.view(*shape[:2], self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+
+
+def _source(query: Tensor, context: PositionContext) -> Tensor:
+    """Concatenate the memory's states and the tokens (T, B, E): (S, B, E)."""
+    if context.memory is None:
+        return query
+    return torch.cat([context.memory.to(query), query])
+
+
+def _rotated(inputs: AttentionInputs, context: PositionContext) -> AttentionInputs:
+    """Return the inputs with q and k transformed for the content, where a scheme rotates them."""
+    if context.rotation is None:
+        return inputs
+    scheme, prepared = context.rotation
+    positions, q, k = context.positions, inputs.q, inputs.k
+    first_key = positions.src_len - k.size(2)  # memory, or in decoding the new tokens alone
+    q = scheme.transform_query(q, prepared, positions.query_start)
+    k = scheme.transform_key(k, prepared, first_key)
+    if any(term.uses_unrotated_qk for term in inputs.terms):
+        return replace(inputs, content_q=q, content_k=k)
+    return replace(inputs, q=q, k=k)  # no term uses them before rotation
+
+
+def _check_cached(cached: int, src_len: int) -> None:
+    if cached != src_len:
+        raise ValueError(
+            f"incremental_state holds {cached} tokens with this step's, and prev_output_tokens has "
+            f"{src_len}: pass one more token a step, or a fresh state for another batch"
+        )
+
+
+def check_backend(placement: Placement, schemes: SchemeStack, embed_dim: int, num_heads: int) -> None:
+    """Raise an error where the backend that was named cannot evaluate a layer's schemes on any machine.
+
+    Raises:
+        ValueError: names the backend, the scheme and the term.
+    """
+    plan = placement.plan
+    if plan.backend == "auto" or torch.get_default_device().type == "meta":  # meta tensors have no values
+        return
+    heads = torch.zeros(1, num_heads, 2, embed_dim // num_heads)
+    tokens = torch.zeros(1, 2, dtype=torch.long)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a scheme's dropout may draw random numbers
+        positions = placement.positions(tokens, 1, 2, segments=tokens)
+        context = placement.context(positions).of_layer(schemes.layer)
+        terms = context.shared + schemes.evaluate(positions).terms + schemes.gated(torch.zeros(2, 1, embed_dim))
+        call = AttentionInputs(heads, heads, heads, terms, positions, plan.scale, plan.shape.causal)
+        refuse_terms(plan.backend, plan.name, _rotated(call, context))

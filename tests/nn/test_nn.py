@@ -1,0 +1,123 @@
+"""`relpos_fairseq.nn`: the attention of fairseq's models, for models that are not fairseq's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from cases import CASES, randomize
+from helpers import ROOT
+from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
+from relpos_fairseq.nn import AttentionCache, PositionAttention, PositionDecoderLayer, PositionEncoderLayer
+from relpos_fairseq.placement import Placement
+
+WIDTH, HEADS, LENGTH = 8, 2, 9
+CASES_HERE = [case for case in CASES if "sentence" not in case.scheme and "clamp_len" not in case.flags]
+
+
+def build(case, causal: bool) -> PositionAttention:
+    module = PositionAttention(WIDTH, HEADS, case.scheme, causal=causal, max_positions=16, **case.flags)
+    randomize(module.double(), 3)
+    return module.eval()
+
+
+def states(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("case", CASES_HERE, ids=str)
+def test_is_the_attention_of_fairseqs_models(case):
+    """The same weights give the same output in `RelPosMultiheadAttention`, and steps of decoding the whole pass."""
+    causal = case.causal_only or "reset_cls" not in str(case.flags)
+    ours, x = build(case, causal), states(2, LENGTH, WIDTH)
+    segments = (torch.arange(LENGTH) > 3).long().expand(2, -1) if "segment_encoding" in case.flags else None
+    mask = torch.zeros(2, LENGTH, dtype=torch.bool)
+    mask[1, :2] = True
+    placement = Placement(ours.positions.plan)
+    theirs = RelPosMultiheadAttention(WIDTH, HEADS, placement.layer_schemes(0), ours.scale).double().eval()
+    theirs.load_state_dict({n: x for n, x in ours.state_dict().items() if not n.startswith("positions.")})
+    placement.double().load_state_dict(ours.positions.state_dict())
+    for padding in (None, mask):
+        tokens = torch.zeros(2, LENGTH, dtype=torch.long) if padding is None else padding.long()
+        added, context = placement.of(tokens, 1, 2, segments=segments)
+        given = x if added is None else x + added
+        expected, _ = theirs(given.transpose(0, 1), key_padding_mask=padding, attn_mask=context)
+        found = ours(x, padding, segments=segments)
+        real = slice(None) if padding is None else ~padding
+        torch.testing.assert_close(found[real], expected.transpose(0, 1)[real], rtol=0, atol=1e-12)
+        if causal and "scaling" not in str(case.flags):
+            cache, rows = AttentionCache(), []
+            with torch.no_grad():
+                for step in range(LENGTH):
+                    one = slice(step, step + 1)
+                    part = None if segments is None else segments[:, : step + 1]
+                    rows.append(
+                        ours(x[:, one], None if padding is None else padding[:, one], cache=cache, segments=part)
+                    )
+            torch.testing.assert_close(torch.cat(rows, 1)[real], found[real], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("scheme", ["none", "m4", "transformer_xl", "rope", "shaw+rope"])
+def test_memory_and_window(scheme):
+    """States of an earlier segment serve as its tokens did, and a window hides what lies before it."""
+    module = PositionAttention(WIDTH, HEADS, scheme, causal=True).double().eval()
+    x = states(2, LENGTH, WIDTH)
+    whole, (out, probs) = module(x), module(x[:, 4:], memory=x[:, :4], need_weights=True)
+    torch.testing.assert_close(out, whole[:, 4:], rtol=0, atol=1e-12)
+    assert probs.shape == (2, HEADS, LENGTH - 4, LENGTH)
+    near = module(x, window=3, need_weights=True)[1]
+    assert bool((near.tril(-3) == 0).all()) and bool((near[..., 5, 3:6] > 0).all())
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_layers_learn_and_decode(norm_first):
+    """A step of the decoder layer with a cache is the whole pass; every parameter has a gradient."""
+    encoder = PositionEncoderLayer(WIDTH, HEADS, 16, "m4", norm_first=norm_first, clip_distance=3).double()
+    decoder = PositionDecoderLayer(WIDTH, HEADS, 16, "rope+m4", norm_first=norm_first, activation="gelu").double()
+    x, source = states(2, LENGTH, WIDTH), states(2, 5, WIDTH)
+    hidden = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    decoder(x, encoder_out=encoder(source, hidden), encoder_padding_mask=hidden).square().sum().backward()
+    assert [n for n, p in (*encoder.named_parameters(), *decoder.named_parameters()) if p.grad is None] == []
+    encoder.eval(), decoder.eval()
+    with torch.no_grad():
+        read = encoder(source, hidden)
+        whole = decoder(x, encoder_out=read, encoder_padding_mask=hidden)
+        cache = AttentionCache()
+        steps = [
+            decoder(x[:, t : t + 1], encoder_out=read, encoder_padding_mask=hidden, cache=cache) for t in range(LENGTH)
+        ]
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=0, atol=1e-10)
+    cache.reorder(torch.tensor([1, 1]))
+    assert cache.rows == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"scheme": "m5"}, "m5"),
+        ({"scheme": "m4", "clip": 3}, "no option clip: choose from .*clip_distance"),
+        ({"scheme": "t5", "clip_distance": 3}, "does not apply to position scheme t5"),
+        ({"scheme": "m4/none"}, "one attention has one scheme"),
+        ({"scheme": "sentence"}, "</s>"),
+        ({"scheme": "m3", "backend": "sdpa"}, "sdpa cannot evaluate"),
+        ({"scheme": "cope"}, "sees no later key"),
+    ],
+)
+def test_refusals(given, said):
+    with pytest.raises(ValueError, match=said):
+        PositionAttention(WIDTH, HEADS, **given)
+    with pytest.raises(ValueError, match="causal=True"):
+        PositionAttention(WIDTH, HEADS, "m4")(states(1, 2, WIDTH).float(), cache=AttentionCache())
+
+
+def test_needs_no_fairseq():
+    """The README's example runs where fairseq cannot be imported."""
+    page = (ROOT / "README.md").read_text()
+    blocks = [part.partition("```")[0] for part in page.split("```python\n")[1:]]
+    example = next(block for block in blocks if "relpos_fairseq.nn" in block)
+    hidden = "import sys; sys.modules['fairseq'] = None\n"
+    done = subprocess.run([sys.executable, "-c", hidden + example], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
