@@ -127,7 +127,7 @@ def test_a_prefix_is_searched_as_the_readme_says(tmp_path):
         mine = [([words[n] for n in one["tokens"][:-1]], float(one["positional_scores"][3:].sum())) for one in ours]
         if len(theirs.hypotheses[0]) > 3 and len(mine[0][0]) == 3:
             del mine[0]
-        assert mine[0][0] == theirs.hypotheses[0] and mine[0][1] == pytest.approx(theirs.scores[0], abs=0.1)
+        assert mine[0][0] == theirs.hypotheses[0] and mine[0][1] == pytest.approx(theirs.scores[0], rel=0.1)
         alike += len(mine) == 4
     assert 6 <= alike < 12
 
