@@ -11,8 +11,11 @@ import ctranslate2
 import numpy as np
 import pytest
 import torch
+from export.test_transformers_generation import ending
+from fairseq.sequence_generator import SequenceGenerator
 
 from helpers.commands import relpos, train, write_corpus
+from helpers.lm_models import randomized
 from helpers.models import small_model, small_task
 from relpos_fairseq.export import ct2
 from relpos_fairseq.export.optional_imports import ExportError, require
@@ -99,6 +102,34 @@ def test_a_search_ends_where_the_decoders_table_ends(name, tmp_path):
     assert found == ct2.translate(model, task, rows)
     assert max(map(len, found)) >= (16 if name == "none" else 15)
     assert ct2.compare_logits(engine, model, words, words, rows, limits.target)[0] < 2e-5
+
+
+def test_a_prefix_is_searched_as_the_readme_says(tmp_path):
+    """The engine's scores leave out the prefix, and it ends a sentence at once only where </s> is the best symbol."""
+    model, words = (
+        ending(randomized(small_model(seed=2, position_scheme="shaw"))).float(),
+        small_task().source_dictionary,
+    )
+    ct2.write(model, words, words, tmp_path, None)
+    engine, draw = ctranslate2.Translator(str(tmp_path), intra_threads=1), torch.Generator().manual_seed(1)
+    given = {"beam_size": 4, "num_hypotheses": 4, "return_scores": True, "suppress_sequences": [["<blank>"]]}
+    search = SequenceGenerator([model], words, beam_size=4, max_len_b=30, normalize_scores=False)
+    alike = 0
+    for _ in range(12):
+        source, prefix = torch.randint(4, 24, (1, 8), generator=draw), torch.randint(4, 24, (1, 3), generator=draw)
+        tokens = torch.cat([source, torch.tensor([[2]])], dim=1)
+        net_input = {"src_tokens": tokens, "src_lengths": torch.tensor([9])}
+        ours = search.generate([model], {"net_input": net_input}, prefix_tokens=prefix)[0]
+        names = [[[words[n] for n in row.tolist()]] for row in (source[0], prefix[0])]
+        theirs = engine.translate_batch(
+            names[0], target_prefix=names[1], length_penalty=0, max_decoding_length=30, **given
+        )[0]
+        mine = [([words[n] for n in one["tokens"][:-1]], float(one["positional_scores"][3:].sum())) for one in ours]
+        if len(theirs.hypotheses[0]) > 3 and len(mine[0][0]) == 3:
+            del mine[0]
+        assert mine[0][0] == theirs.hypotheses[0] and mine[0][1] == pytest.approx(theirs.scores[0], rel=0.1)
+        alike += len(mine) == 4
+    assert 6 <= alike < 12
 
 
 def test_long_sources_are_read_whole(tmp_path):
