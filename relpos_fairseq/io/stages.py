@@ -20,6 +20,7 @@ from pathlib import Path
 from relpos_fairseq.io.errors import BusyError, UserError
 from relpos_fairseq.io.files import (
     Hashes,
+    check_outputs,
     file_lock,
     files_below,
     named_on_disk_full,
@@ -181,6 +182,7 @@ def run_stages(
     if len(set(names)) != len(names):
         raise UserError(f"stages must have different names, got {', '.join(names)}")
     hashes = Hashes() if hashes is None else hashes
+    check_stages(stages)
     counts = {}
     for home, group in groupby(enumerate(stages, start=1), lambda item: item[1].home or folder):
         with locked(home, wait):
@@ -190,6 +192,18 @@ def run_stages(
                 position = f"[{number}/{len(stages)}]"
                 counts[stage.name] = run_stage(stage, home, position, force, hashes)
     return counts
+
+
+def check_stages(stages: Sequence[Stage]) -> None:
+    """Raise a UserError, before anything runs, if a stage would write over a file that no earlier stage makes."""
+    made: list[Path] = []
+    read: dict[str, Path] = {}
+    for stage in stages:
+        read |= {str(path): Path(path) for path in stage.inputs if not any(Path(path).is_relative_to(m) for m in made)}
+        made += map(Path, stage.outputs)
+    for stage in stages:
+        for path in stage.outputs:
+            check_outputs({f"the output of {stage.name},": Path(path)}, read)
 
 
 def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Hashes) -> dict:
