@@ -20,9 +20,11 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from relpos_fairseq.io.command import AGAIN
+from relpos_fairseq.io.files import check_outputs
 
 COMMANDS: dict[str, type] = {}  # the commands of the files that were imported, by their words
 
@@ -130,6 +132,33 @@ def _reading(annotation: Any) -> dict[str, Any]:
 def parse(cls: type, program: str, argv: Sequence[str]) -> Any:
     """Read a command's arguments; returns an instance of its class."""
     return cls(**vars(parser_of(cls, program).parse_args(argv)))
+
+
+# Fields that name what a command writes, those that name what it reads and writes (a folder of work, a page that is
+# renewed), and texts that may name a file. Every other path is an input.
+OUTPUTS = ("out", "output", "csv", "plot", "json", "by_token")
+BOTH = ("work", "results", "downloads", "write")
+MAYBE_PATHS = ("context",)
+
+
+def paths_of(given: Any) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Return the outputs and the inputs among a command's values, by their names on the command line."""
+    outputs, inputs = {}, {}
+    for field in dataclasses.fields(given):
+        value = getattr(given, field.name)
+        name = field.name if field.metadata.get("positional") else f"--{field.name.replace('_', '-')}"
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        if field.name in MAYBE_PATHS and isinstance(value, str) and len(value) < 4096:
+            values = [Path(value)]
+        for number, path in enumerate(values):
+            if isinstance(path, Path) and field.name not in BOTH:
+                (outputs if field.name in OUTPUTS else inputs)[f"{name} {number}" if number else name] = path
+    return outputs, inputs
+
+
+def check_paths(given: Any) -> None:
+    """Raise a UserError if a command would write over what it reads."""
+    check_outputs(*paths_of(given))
 
 
 def whole_number(least: int) -> Callable[[str], int]:

@@ -44,7 +44,13 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> int:
         return overview(argv)
     declared = load(name)
     program = program or f"relpos {name}"
-    return run_command(lambda argv: command.parse(declared, program, argv).run(argv), rest, declared.interrupted)
+
+    def run(argv: Sequence[str]) -> object:
+        given = command.parse(declared, program, argv)
+        command.check_paths(given)
+        return given.run(argv)
+
+    return run_command(run, rest, declared.interrupted)
 
 
 def find(argv: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from relpos_fairseq.comparison.summary import Difference, Points, Summary, Table, TaskSummary, summarise
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import write_text
-from relpos_fairseq.io.progress import counted
+from relpos_fairseq.io.progress import counted, csv_cell, markdown_text
 from relpos_fairseq.io.progress import table as markdown_table
 
 if TYPE_CHECKING:
@@ -67,15 +67,16 @@ def write_report(comparison: Comparison) -> int:
 
 def markdown(summary: Summary) -> str:
     """Return the report as Markdown."""
-    lines = [f"# {summary.title}", "", READING, ""]
+    lines = [f"# {markdown_text(summary.title)}", "", READING, ""]
     lines += [text for warning in warnings_of(summary) for text in (f"**{warning}.**", "")]
     for part in summary.tasks:
-        lines += [f"## {part.label}", ""]
+        lines += [f"## {markdown_text(part.label)}", ""]
         for table in part.tables:
-            lines += [f"{caption(table)}. Differences: to `{summary.baseline}`.", ""]
+            lines += [f"{caption(table)}. Differences: to {code(summary.baseline)}.", ""]
             shown = [
                 [
-                    *cells[:DIFFERENCE],
+                    markdown_text(cells[0]),
+                    *cells[1:DIFFERENCE],
                     f"**{cells[DIFFERENCE]}**" if sure else cells[DIFFERENCE],
                     *cells[DIFFERENCE + 1 :],
                 ]
@@ -86,10 +87,15 @@ def markdown(summary: Summary) -> str:
         lines += [
             "Cost, in the median over seeds:",
             "",
-            markdown_table(cost_rows(part), COST_HEADERS, written=True),
+            markdown_table([[markdown_text(row[0]), *row[1:]] for row in cost_rows(part)], COST_HEADERS, written=True),
             "",
         ]
-    lines += ["## How it was made", "", markdown_table(made_rows(summary), ("what", "value")), ""]
+    lines += [
+        "## How it was made",
+        "",
+        markdown_table([map(markdown_text, row) for row in made_rows(summary)], ("what", "value")),
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -124,11 +130,20 @@ def html_page(summary: Summary) -> str:
     )
 
 
+def code(name: str) -> str:
+    """Return a name as Markdown's code, in one line."""
+    return f"`{' '.join(name.split()).replace('`', chr(39))}`"
+
+
 def csv_text(summary: Summary) -> str:
     """Return the report as CSV: a line for every scheme, and for every difference, of every table."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", restval="")
     writer.writeheader()
+
+    def write(place: dict[str, str], **more: object) -> None:
+        writer.writerow({column: csv_cell(value) for column, value in (place | more).items()})
+
     for part in summary.tasks:
         for table in part.tables:
             place = {"task": part.label, "set": table.set, "metric": table.metric.name}
@@ -136,12 +151,12 @@ def csv_text(summary: Summary) -> str:
                 cost, numbers = part.costs[scheme], rounded(row.estimate, "mean", "low", "high")
                 numbers |= {"parameters": cost.parameters, "processor_seconds": f"{cost.seconds:.1f}"}
                 numbers |= {"megabytes": f"{cost.megabytes:.0f}"}
-                writer.writerow({**place, "scheme": scheme, "seeds": len(row.seeds), **numbers})
+                write(place, scheme=scheme, seeds=len(row.seeds), **numbers)
             for one in table.differences:
                 numbers = rounded(one.estimate, "difference", "difference_low", "difference_high")
                 numbers |= {"p": f"{one.p:.6g}", "p_holm": f"{one.holm:.6g}", "detectable": f"{one.detectable:.6g}"}
                 numbers |= {"other": one.other, "seeds_above": one.above, "seeds_below": one.below}
-                writer.writerow({**place, "scheme": one.scheme, "seeds": one.seeds, **numbers})
+                write(place, scheme=one.scheme, seeds=one.seeds, **numbers)
     return text.getvalue()
 
 
@@ -164,7 +179,7 @@ def caption(table: Table) -> str:
     """Return the metric and the test set of a table, as Markdown."""
     better = "higher" if table.metric.higher else "lower"
     examples = counted(table.examples, "example")
-    return f"{table.metric.name} on `{table.set}` ({examples}; {better} is better)"
+    return f"{table.metric.name} on {code(table.set)} ({examples}; {better} is better)"
 
 
 def score_rows(table: Table, baseline: str) -> Rows:

@@ -6,7 +6,6 @@ at its offset is counted and, by choice, kept, dropped or an error.
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
 import re
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from relpos_fairseq.io.archives import unpacked
 from relpos_fairseq.text.tokenizer import require_characters
 
 logger = logging.getLogger(__name__)
@@ -80,9 +80,7 @@ def split_name(path: str | Path) -> str:
 def read_json(path: Path) -> Any:
     """Return the JSON of a file, plain or .gz; the error of one that cannot be read names it."""
     try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
+        content = unpacked(path) if path.suffix == ".gz" and path.exists() else path.read_bytes()
         return json.loads(content.decode("utf-8-sig"))
     except FileNotFoundError:
         raise ValueError(f"no such file of questions: {path}") from None

@@ -8,7 +8,7 @@ import fairseq  # noqa: F401  (the plugin says which classes a checkpoint may ho
 import torch
 
 from relpos_fairseq.io.errors import UserError, unreadable
-from relpos_fairseq.io.files import atomic_path
+from relpos_fairseq.io.files import atomic_path, check_outputs
 from relpos_fairseq.placement import decode_text
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import copy_assets, find_assets, text_folders
@@ -47,6 +47,7 @@ def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> li
 
 def write_average(paths: Sequence[Path], output: Path) -> None:
     """Write the mean of checkpoints as a checkpoint, with the text assets in its folder."""
+    check_outputs({"--output": output}, {path.name: path for path in paths})
     state = average(paths)
     text = find_assets(paths[0], None, state=state) if text_folders(paths[0].parent) else None
     with atomic_path(output) as temporary:
@@ -76,15 +77,17 @@ def average(paths: Sequence[Path]) -> dict:
     """Return the state of the first checkpoint with the mean parameters of all.
 
     Raises:
-        UserError: They are of different schemes or models.
+        UserError: They are of different schemes or models, or a parameter is not finite.
     """
     first = load_state(paths[0])
     model = first["model"]
+    check_finite(paths[0], model)
     sums = {k: v.double() for k, v in model.items() if torch.is_floating_point(v)}
     for path in paths[1:]:
         state = load_state(path)
         other = state["model"]
         check_same(paths[0], model, path, other)
+        check_finite(path, other)
         check_same_text(paths[0], first, path, state)
         for name in sums:
             sums[name] += other[name].double()
@@ -93,6 +96,17 @@ def average(paths: Sequence[Path]) -> dict:
     }
     first["last_optimizer_state"] = None
     return first
+
+
+def check_finite(path: Path, model: dict) -> None:
+    """Check that a training has not diverged: one NaN makes the mean NaN.
+
+    Raises:
+        UserError: With the first parameter that is not finite.
+    """
+    for name, value in model.items():
+        if torch.is_floating_point(value) and not torch.isfinite(value).all():
+            raise UserError(f"{path} holds {name}, which is not finite (the training diverged): leave the file out")
 
 
 def check_same_text(first: Path, state: dict, path: Path, other: dict) -> None:

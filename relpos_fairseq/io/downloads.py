@@ -1,32 +1,25 @@
-"""Download files, resumed and checked, and extract archives that nobody has vouched for.
+"""Download files, resumed and checked.
 
 A download is written to `NAME.partial`, and `NAME.partial.json` says whose part it is: the next request asks for
-the rest by Range and If-Range, or by Range alone where the file's hash is known. Retries of a request are
-urllib3's; the library does not resume a body that breaks off, so `Transfer` does.
+the rest by Range and If-Range, or by Range alone where the file's hash is known. Without a hash, only the part
+that this program wrote is continued, and a result counts if its archive's end, or the server, says that it is whole.
+Retries of a request are urllib3's; the library does not resume a body that breaks off, so `Transfer` does.
 """
 
-import fnmatch
 import hashlib
-import io
-import lzma
 import re
-import shutil
-import tarfile
 import threading
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
-from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from relpos_fairseq.io.archives import damage_of
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import (
     BLOCK,
     Hashes,
-    atomic_path,
     describe_size,
     named_on_disk_full,
     read_json,
@@ -36,166 +29,16 @@ from relpos_fairseq.io.files import (
     write_json,
     write_text,
 )
-from relpos_fairseq.io.lines import open_binary
 from relpos_fairseq.io.progress import Bar
 from relpos_fairseq.io.progress import progress as progress_of
 
 if TYPE_CHECKING:
     import requests
 
-TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
-SHORT_SUFFIXES = {".tgz": ".gz", ".tbz2": ".bz2", ".txz": ".xz"}
-ZEROS = bytes(512)  # a tar ends with two such blocks
-DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, OSError)
 HEADERS = {"Accept-Encoding": "identity", "User-Agent": "relpos-fairseq-prepare"}
 BUSY = (429, 500, 502, 503, 504)  # statuses after which a request is worth repeating
 HTML = re.compile(rb"\s*(<!doctype html|<html|<head|<\?xml[^>]*>\s*<!doctype html)", re.IGNORECASE)
 MARKUP = (".html", ".htm", ".xml", ".xhtml")  # files that may begin as a web page does
-
-
-# Archives
-
-
-class Member(NamedTuple):
-    """An entry of an archive."""
-
-    name: str
-    size: int = 0
-    stream: IO[bytes] | None = None  # its bytes; None where it is no file
-    special: str = ""  # "a link", "a device", "encrypted": what cannot be extracted
-
-
-def extract(archive: str | Path, folder: str | Path, members: Iterable[str] | None = None) -> list[Path]:
-    """Extract files of a tar (plain, .gz, .bz2, .xz), a zip, or a single compressed file.
-
-    Each member appears whole or not at all, and replaces a file of its name. Nothing but regular files is written,
-    so that no link can lead a later member out of the folder.
-
-    Args:
-        archive: The file; its suffix tells its format.
-        folder: Where members go, under their names in the archive.
-        members: Names or shell patterns of the wanted members; None: all of them.
-
-    Returns:
-        The extracted files, sorted.
-
-    Raises:
-        UserError: The archive is missing, truncated, damaged or of an unknown format; a member's name leads out of
-            the folder; a wanted member is a link or a device, or is missing.
-    """
-    archive, folder = Path(archive), Path(folder)
-    wanted = None if members is None else list(members)
-    name = archive.name.lower()
-    if not archive.is_file():
-        raise UserError(f"{archive} is not a file")
-    if name.endswith(TARS):
-        source = tar_members
-    elif name.endswith(".zip"):
-        source = zip_members
-    elif name.endswith((".gz", ".bz2", ".xz")):
-        source = single_member
-    else:
-        raise UserError(f"{archive}: its name must end in .zip, .gz, .bz2, .xz or .tar[.*]")
-    made, found = set(), set()
-    with damage_named(archive):
-        for member in source(archive):
-            check_name(archive, member.name)
-            matching = [pattern for pattern in wanted or () if fnmatch.fnmatchcase(member.name, pattern)]
-            if wanted is not None and not matching:
-                continue
-            if member.special:
-                raise UserError(f"{archive}: {member.name} is {member.special}: extract it by hand")
-            if member.stream is None:
-                continue  # a folder
-            found.update(matching)
-            path = folder / PurePosixPath(member.name)
-            require_space(path.parent, member.size)
-            with atomic_path(path) as temporary, temporary.open("wb") as file:
-                shutil.copyfileobj(member.stream, file, BLOCK)
-            made.add(path)
-    if missing := [pattern for pattern in wanted or () if pattern not in found]:
-        raise UserError(f"{archive} does not contain {', '.join(missing)}")
-    return sorted(made)
-
-
-def check_name(archive: Path, name: str) -> None:
-    """Raise an error for a name in an archive that would lead out of the folder on some system."""
-    parts = PurePosixPath(name.replace("\\", "/")).parts
-    if not name or "\0" in name or ".." in parts or name[:1] in "/\\" or ":" in parts[0]:
-        raise UserError(f"{archive}: the entry {name!r} leads out of the folder: do not use this archive")
-
-
-def tar_members(archive: Path) -> Iterator[Member]:
-    """Stream a tar's members, then check that its end mark is there, which tarfile does not."""
-    suffix = archive.suffix.lower()
-    with open_binary(archive, SHORT_SUFFIXES.get(suffix, suffix)) as raw:
-        tail = _Tail(raw)
-        with tarfile.open(fileobj=tail, mode="r|", encoding="utf-8") as tar:
-            for member in tar:
-                stream = tar.extractfile(member) if member.isfile() else None
-                special = (
-                    "a link" if member.issym() or member.islnk() else "" if stream or member.isdir() else "a device"
-                )
-                yield Member(member.name, member.size, stream, special)
-        while tail.read(BLOCK):
-            pass  # to the last byte, where a checksum is
-        if tail.last != ZEROS:
-            raise EOFError("the end of the archive is missing")
-
-
-def zip_members(archive: Path) -> Iterator[Member]:
-    """Stream a zip's members; zipfile checks each one's checksum."""
-    with zipfile.ZipFile(archive) as file:
-        for info in file.infolist():
-            if info.is_dir():
-                yield Member(info.filename.rstrip("/"))
-            elif info.external_attr >> 28 == 0o12:  # the upper bits of a Unix mode
-                yield Member(info.filename, special="a link")
-            elif info.flag_bits & 1:
-                yield Member(info.filename, special="encrypted")
-            else:
-                with file.open(info) as stream:
-                    yield Member(info.filename, info.file_size, stream)
-
-
-def single_member(archive: Path) -> Iterator[Member]:
-    """Yield the one file that a .gz, .bz2 or .xz holds."""
-    with open_binary(archive) as stream:
-        yield Member(archive.stem, 0, stream)
-
-
-@contextmanager
-def damage_named(archive: Path) -> Iterator[None]:
-    """Turn what the libraries raise at a damaged archive into one clear error."""
-    try:
-        yield
-    except DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # of the file system; gzip and bz2 raise theirs without a number
-        # Where no hash is published, the first download's is kept, and with it a wrong one.
-        pin = archive.with_name(archive.name + ".sha256")
-        them = f"it and {pin.name}" if pin.exists() else "it"
-        raise UserError(
-            f"{archive} is truncated or damaged ({error}): delete {them} and run the same command again"
-        ) from error
-
-
-class _Tail(io.RawIOBase):
-    """Passes reads on and remembers the last 512 bytes."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        self.raw, self.last = raw, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        block = self.raw.read(size)
-        self.last = (self.last + block)[-len(ZEROS) :]
-        return block
-
-
-# Downloads
 
 
 @dataclass(frozen=True)
@@ -368,7 +211,8 @@ def download_from_mirrors(
     reasons: list[str] = []
     for url in source.urls:
         try:
-            digest = Transfer(url, target, source.size, expected, stop, network).run()
+            known = bool(expected or source.md5)
+            digest = Transfer(url, target, source.size, expected, stop, network, whole_if_ended=known).run()
             if source.md5 and (wrong := wrong_hash(source, target, hashes)):
                 target.unlink()
                 raise TransferError(f"got a file with {wrong}")
@@ -425,13 +269,22 @@ class Transfer:
         sha256: Its hash, if known.
         stop: Ends the transfer when set.
         network: How to deal with the server.
+        whole_if_ended: Whether a body without a length is whole where it ends, as a hash is compared afterwards.
     """
 
     def __init__(
-        self, url: str, target: Path, size: int | None, sha256: str | None, stop: threading.Event, network: Network
+        self,
+        url: str,
+        target: Path,
+        size: int | None,
+        sha256: str | None,
+        stop: threading.Event,
+        network: Network,
+        whole_if_ended: bool,
     ) -> None:
         self.url, self.target, self.size, self.sha256 = url, target, size, sha256
-        self.stop, self.network = stop, network
+        self.stop, self.network, self.trusted = stop, network, whole_if_ended
+        self.length_told = False  # whether the server said where the body ends
         self.counted = False  # whether the progress has been told of an earlier run's bytes
         self.partial = target.with_name(target.name + ".partial")
         self.state = target.with_name(target.name + ".partial.json")  # whose part it is
@@ -460,6 +313,11 @@ class Transfer:
     def offset(self) -> int:
         """Return the bytes of the unfinished part."""
         return self.partial.stat().st_size if self.partial.exists() else 0
+
+    def identity(self) -> list[int]:
+        """Return what tells the unfinished part from a file that others put in its place."""
+        status = self.partial.stat()
+        return [status.st_dev, status.st_ino]
 
     def discard(self) -> None:
         """Delete the unfinished part."""
@@ -496,9 +354,20 @@ class Transfer:
             wrong = f"{size:,} bytes, {self.size:,} expected"
         elif self.sha256 is not None and found != self.sha256:
             wrong = f"a file with sha256 {found}, {self.sha256} expected"
+        elif not self.trusted:
+            wrong = self.incomplete()
         if wrong:
             self.discard()
             raise TransferError(f"got {wrong}")
+
+    def incomplete(self) -> str:
+        """Describe what is missing in a file whose hash nobody has published; "" if it is whole."""
+        damage = damage_of(self.partial, self.target.name)
+        if damage:
+            return f"an archive that is truncated or damaged ({damage})"
+        if damage is None and self.size is None and not self.length_told:
+            return "a file of a length that the server does not tell, so that it may have been cut"
+        return ""
 
     def get(self, session: "requests.Session") -> None:
         """Send one request, with a Range header if the partial file can be resumed, and append the body."""
@@ -506,7 +375,7 @@ class Transfer:
 
         offset, headers, timeout = self.offset(), dict(HEADERS), self.network.timeout
         state = read_json(self.state) or {}
-        same = state.get("url") == self.url
+        same = offset and state.get("url") == self.url and (self.sha256 or state.get("file") == self.identity())
         validator = state.get("etag") or state.get("modified") if same else None
         if offset and (validator or self.sha256):  # with a hash any mirror may finish the file
             headers["Range"] = f"bytes={offset}-"
@@ -531,7 +400,7 @@ class Transfer:
             if not total or int(total[1]) != offset:
                 self.discard()
                 raise Broken("the file has changed on the server")
-            self.digest = self.digest_of_part(offset)
+            self.digest, self.length_told = self.digest_of_part(offset), True
 
     def read_headers(self, response: "requests.Response", offset: int) -> tuple[int, int | None]:
         """Return where the body starts in the file, and the file's size if the server tells it."""
@@ -550,9 +419,12 @@ class Transfer:
             raise TransferError(f"the server has {total:,} bytes, {self.size:,} expected")
         if start == 0:
             self.partial.unlink(missing_ok=True)
+            self.partial.touch()
+        self.length_told = total is not None or headers.get("Transfer-Encoding", "").lower() == "chunked"
         etag = headers.get("ETag", "")
         strong = None if etag.startswith("W/") else etag or None  # If-Range needs a strong one
-        write_json(self.state, {"url": self.url, "etag": strong, "modified": headers.get("Last-Modified")})
+        state = {"url": self.url, "etag": strong, "modified": headers.get("Last-Modified")}
+        write_json(self.state, {**state, "file": self.identity()})
         return start, total
 
     def write(self, response: "requests.Response", start: int, total: int | None) -> None:

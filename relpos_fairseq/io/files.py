@@ -12,7 +12,7 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import cache
@@ -181,7 +181,7 @@ def replace(temporary: Path, path: Path) -> None:
             os.replace(temporary, path)
             break
         except OSError as error:  # a folder with files, perhaps another process's since a moment ago
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not path.is_dir():
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 if old.exists() and not path.exists():
                     os.rename(old, path)
                 raise
@@ -191,6 +191,23 @@ def replace(temporary: Path, path: Path) -> None:
     _remove_quietly(old)
 
 
+def check_outputs(outputs: Mapping[str, Path], inputs: Mapping[str, Path]) -> None:
+    """Check, before anything is written, that no output is an input, by whatever name or link.
+
+    Args:
+        outputs: files that would be written, by what the user calls them.
+        inputs: files and folders that are read, by what the user calls them.
+
+    Raises:
+        UserError: With both names. An output folder may hold inputs: stages check each file that they write.
+    """
+    for what, output in outputs.items():
+        for name, path in inputs.items():
+            same = output.resolve() == path.resolve() or (output.exists() and path.exists() and output.samefile(path))
+            if same and not path.is_dir():
+                raise UserError(f"{what} {output} is also an input ({name}) and would be overwritten: name another")
+
+
 def foreign_files(folder: Path, ours: Iterable[Path] = ()) -> list[Path]:
     """Return the files in a folder that no command of this package or of fairseq's writes into a folder of its own.
 
@@ -198,7 +215,14 @@ def foreign_files(folder: Path, ours: Iterable[Path] = ()) -> list[Path]:
         folder: where to look, at any depth.
         ours: names, relative to the folder, of files that are known to be written there.
     """
-    names = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if not file.is_dir() or file.is_symlink()]
+    while True:
+        try:
+            found = sorted(folder.rglob("*"))
+            break
+        except FileNotFoundError:  # another process replaces the folder
+            if not folder.is_dir():
+                return []
+    names = [file.relative_to(folder) for file in found if not file.is_dir() or file.is_symlink()]
     known = set(ours)
     return [name for name in names if name not in known and not any(fnmatchcase(name.name, one) for one in WRITTEN)]
 

@@ -1,5 +1,6 @@
 """Show what a job does: a progress bar or sparse log lines, and Markdown tables."""
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -7,6 +8,8 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+MARKUP = re.compile(r"[\\`*|\[\]]")  # what Markdown would read as more than text
+FORMULA, NUMBER = ("=", "+", "-", "@", "\t", "\r"), re.compile(r"[-+][\d.]+(e[-+]?\d+)?|-inf")
 SECONDS = 30.0  # the longest silence in a log
 STEPS = 10  # lines of a log for work of known size
 SOON = 2.0  # seconds between two lines, at least
@@ -91,6 +94,17 @@ def table(rows: Iterable[Sequence], headers: Sequence[str], written: bool = Fals
 
     formats = {"disable_numparse": True} if written else {"intfmt": ",", "floatfmt": ",.2f"}
     return tabulate.tabulate(list(rows), headers, tablefmt="github", **formats)
+
+
+def markdown_text(text: str) -> str:
+    """Return text of others, such as a label, as one line of Markdown that shows it and does nothing else."""
+    return MARKUP.sub(r"\\\g<0>", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def csv_cell(value: object) -> object:
+    """Return a cell of CSV; text that a spreadsheet would run as a formula gets an apostrophe in front."""
+    text = value if isinstance(value, str) else ""
+    return f"'{text}" if text[:1] in FORMULA and not NUMBER.fullmatch(text) else value
 
 
 def counted(number: int, what: str) -> str:

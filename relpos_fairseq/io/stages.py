@@ -20,8 +20,10 @@ from pathlib import Path
 from relpos_fairseq.io.errors import BusyError, UserError
 from relpos_fairseq.io.files import (
     Hashes,
+    check_outputs,
     file_lock,
     files_below,
+    hash_file,
     named_on_disk_full,
     read_json,
     remove,
@@ -129,6 +131,76 @@ def versions() -> dict[str, str]:
     return found
 
 
+def check_unchanged(path: Path, full: bool = False) -> None:
+    """Raise a UserError if a file is not what the manifest or stamp that lists it says: cut, zeroed, exchanged.
+
+    Its size and time are looked at first. A file that is not younger than what lists it is not read, unless `full`.
+    A file that nothing lists passes.
+    """
+    found = listed(path)
+    if found is None or not path.is_file():
+        return
+    source, described = found
+    status = path.stat()
+    young = status.st_mtime_ns > source.stat().st_mtime_ns
+    same = status.st_size == described["bytes"]
+    if not same or ((young or full) and hash_file(path)["sha256"] != described["sha256"]):
+        raise UserError(
+            f"{path} is not the file that {source} describes: it was damaged or changed since; get it again, or run "
+            f"the command that made it (if the change is meant, delete {source})"
+        )
+
+
+def listed(path: Path) -> tuple[Path, dict] | None:
+    """Return the manifest or stamp above a file that lists it, and the size and hash that it lists; None without."""
+    path = path.absolute()
+    for folder in path.parents[:3]:
+        name = path.relative_to(folder).as_posix()
+        manifest = folder / "manifest.json"
+        outputs = _outputs_of(manifest)
+        # The text beside checkpoints has a copy of the manifest, and files of other places.
+        copied = folder == path.parent and folder.name.startswith("text")
+        named = [one for label, one in outputs.items() if copied and Path(label).name == name]
+        if found := outputs.get(name) or (named[0] if len(named) == 1 else None):
+            return manifest, found
+        for stamp in sorted((folder / STAMPS).glob("*.json")):
+            for label, described in _outputs_of(stamp).items():
+                files = described.get("files", {})
+                inner = name.removeprefix(f"{label}/")
+                if found := described if label == name and not files else files.get(inner) if inner != name else None:
+                    return stamp, found
+    return None
+
+
+def _outputs_of(path: Path) -> dict[str, dict]:
+    """Return the outputs that a manifest or stamp lists, by their names; none where it is of another program."""
+    try:
+        found = read_json(path)
+    except UserError:
+        return {}
+    outputs = found.get("outputs") if isinstance(found, dict) else None
+    if not isinstance(outputs, dict):
+        return {}
+    return {name: one for name, one in outputs.items() if _is_description(one)}
+
+
+def check_folder(folder: Path) -> int:
+    """Compare every file below a folder that a manifest or stamp lists with its hash; return how many there are.
+
+    Raises:
+        UserError: One differs, or is missing.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder")
+    files = [path for path in files_below(folder) if STAMPS not in path.parts and listed(path)]
+    for path in files:
+        check_unchanged(path, full=True)
+    for name, described in _outputs_of(folder / "manifest.json").items():
+        if described["bytes"] and not (folder / name).exists():
+            raise UserError(f"{folder / name} is missing, which {folder / 'manifest.json'} lists: get it again")
+    return len(files)
+
+
 # Stages
 
 
@@ -181,6 +253,7 @@ def run_stages(
     if len(set(names)) != len(names):
         raise UserError(f"stages must have different names, got {', '.join(names)}")
     hashes = Hashes() if hashes is None else hashes
+    check_stages(stages)
     counts = {}
     for home, group in groupby(enumerate(stages, start=1), lambda item: item[1].home or folder):
         with locked(home, wait):
@@ -190,6 +263,18 @@ def run_stages(
                 position = f"[{number}/{len(stages)}]"
                 counts[stage.name] = run_stage(stage, home, position, force, hashes)
     return counts
+
+
+def check_stages(stages: Sequence[Stage]) -> None:
+    """Raise a UserError, before anything runs, if a stage would write over a file that no earlier stage makes."""
+    made: list[Path] = []
+    read: dict[str, Path] = {}
+    for stage in stages:
+        read |= {str(path): Path(path) for path in stage.inputs if not any(Path(path).is_relative_to(m) for m in made)}
+        made += map(Path, stage.outputs)
+    for stage in stages:
+        for path in stage.outputs:
+            check_outputs({f"the output of {stage.name},": Path(path)}, read)
 
 
 def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Hashes) -> dict:

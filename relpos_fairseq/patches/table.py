@@ -37,6 +37,7 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (utils, "import_user_module", literal_options.import_user_module),
     (options, "parse_args_and_arch", training.parse_args_and_arch),
     (data_utils, "batch_by_size", training.batch_by_size),
+    (data_utils, "load_indexed_dataset", training.load_indexed_dataset),
     (masked_lm, "get_whole_word_mask", training.get_whole_word_mask),
     (FairseqTask, "filter_indices_by_size", training.filter_indices_by_size),
     (Trainer, "_build_optimizer", training.build_optimizer),

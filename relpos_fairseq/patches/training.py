@@ -6,6 +6,7 @@ A patch is given the original function first, and then its arguments.
 from __future__ import annotations
 
 import argparse
+import itertools
 import linecache
 import logging
 import os
@@ -26,6 +27,7 @@ from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.tasks import masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
 
+from relpos_fairseq.io.stages import check_unchanged
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.assets import word_starts
 
@@ -54,6 +56,17 @@ def batch_by_size(original, indices, *args, **kwargs):
     batches = original(indices, *args, **kwargs)
     kept = sum(len(batch) for batch in batches)
     return batches if kept == len(indices) else [*batches, indices[kept:]]
+
+
+def load_indexed_dataset(original, path, *args, **kwargs):
+    """Compare the parts of a split with the manifest of their folder: half a file of zeros loads without a word."""
+    for number in itertools.count():
+        parts = [Path(f"{path}{number or ''}.{ending}") for ending in ("bin", "idx")]
+        if not all(part.is_file() for part in parts):
+            break
+        for part in parts:
+            check_unchanged(part)
+    return original(path, *args, **kwargs)
 
 
 def filter_indices_by_size(original, self, indices, dataset, max_positions=None, *args, **more):

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from relpos_fairseq.io.files import atomic_path
+from relpos_fairseq.io.progress import csv_cell
 
 matplotlib.use("Agg")
 
@@ -138,7 +139,7 @@ def csv_rows(picture: Picture) -> Iterator[list]:
         for index, (name, values) in enumerate(zip(panel.rows, panel.values, strict=True)):
             word = [panel.tokens[index]] if panel.tokens else []
             numbers = ["" if np.isnan(value) else f"{value:.9g}" for value in values]
-            yield [*panel.key.values(), name, *word, *numbers]
+            yield [*map(csv_cell, (*panel.key.values(), name, *word)), *numbers]
 
 
 def draw_picture(picture: Picture) -> Figure:

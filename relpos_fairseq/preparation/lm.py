@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from relpos_fairseq.io.downloads import extract, fetch
+from relpos_fairseq.io.archives import extract
+from relpos_fairseq.io.downloads import fetch
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import copy_file, open_together, require_space
 from relpos_fairseq.io.lines import Part

@@ -10,7 +10,8 @@ from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from relpos_fairseq.io.downloads import RemoteFile, extract, fetch
+from relpos_fairseq.io.archives import extract
+from relpos_fairseq.io.downloads import RemoteFile, fetch
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import Hashes, open_together, write_text
 from relpos_fairseq.io.lines import COMPRESSED, count_lines, raw_lines, read_lines

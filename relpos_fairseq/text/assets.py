@@ -21,6 +21,7 @@ import numpy as np
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, copy_file, read_json, sha256_of
+from relpos_fairseq.io.stages import check_unchanged
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import SPECIAL, UNK, read_dictionary
@@ -142,8 +143,10 @@ def read_text(folder: Path, language: str | None = None) -> Text:
     Of parallel text `language` chooses the side.
 
     Raises:
-        UserError: a file that the manifest names, or a dictionary, is missing.
+        UserError: a file that the manifest names, or a dictionary, is missing, or was changed since.
     """
+    for path in asset_files(folder).values():
+        check_unchanged(path)
     if language and (model := folder / piece_file(language)).is_file():
         return SentencePieceText(model, read_dictionary(folder / f"dict.{language}.txt"))
     manifest = manifest_of(folder)

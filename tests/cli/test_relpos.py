@@ -8,14 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
 from helpers import ROOT
 from helpers.commands import relpos
-from relpos_fairseq.cli.command import parser_of
+from relpos_fairseq.cli.command import BOTH, OUTPUTS, check_paths, parser_of
 from relpos_fairseq.cli.convert import POSITIONS
 from relpos_fairseq.cli.main import COMMANDS, load
+from relpos_fairseq.io.errors import UserError
 
 # Prints the seconds and the modules of every --help: one process, so that none hides another's.
 HELPS = """
@@ -119,3 +121,55 @@ def test_what_parsers_offer_is_what_jobs_take():
 def options(name: str) -> dict[str, argparse.Action]:
     """A command's options by their destination."""
     return {action.dest: action for action in parser_of(load(name), name)._actions}
+
+
+def pairs_of_paths() -> list[tuple[str, str, str]]:
+    """Every command's outputs with its every input, by the types and names of its declared fields."""
+    found = []
+    for name in COMMANDS:
+        paths = [one.name for one in fields(load(name)) if "Path" in str(one.type) or one.name == "context"]
+        paths = [one for one in paths if one not in BOTH]
+        reads = [one for one in paths if one not in OUTPUTS]
+        found += [(name, out, read) for out in paths if out in OUTPUTS for read in reads]
+    return found
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_no_command_writes_over_what_it_reads(tmp_path, linked):
+    """Also under another name: a link, or a way around."""
+    (tmp_path / "d").mkdir()
+    path, other = tmp_path / "a.txt", tmp_path / "d" / ".." / "a.txt"
+    path.write_text("mine\n")
+    if linked:
+        other = tmp_path / "b.txt"
+        other.symlink_to(path)
+    pairs = pairs_of_paths()
+    assert len(pairs) > 60 and {name for name, *_ in pairs} > {"translate", "average", "convert", "fill", "score"}
+    for name, out, read in pairs:
+        declared = load(name)
+        given = declared.__new__(declared)
+        for one in fields(declared):
+            setattr(given, one.name, None)
+        setattr(given, read, str(path) if read == "context" else path)
+        setattr(given, out, other)
+        with pytest.raises(UserError, match=f"{out.replace('_', '-')} .* is also an input .*{read.replace('_', '-')}"):
+            check_paths(given)
+
+
+def test_outputs_over_inputs_are_one_line(tmp_path, capsys):
+    path = tmp_path / "in.txt"
+    path.write_text("mine\n")
+    for words in (
+        ("translate", tmp_path / "m.pt", path, "--out", path),
+        ("fill", tmp_path / "m.pt", path, "--out", path),
+        ("average", "--inputs", path, "--output", path),
+        ("score", path, "--reference", path, "--language", "de", "--json", path),
+        ("prepare", "lm", "--train", path, "--valid", path, "--level", "word", "--out", path),
+    ):
+        assert relpos(*words) == 2
+        assert "is also an input" in capsys.readouterr().err and path.read_text() == "mine\n"
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "train.txt").write_text("mine\n" * 40)
+    assert relpos("prepare", "lm", "--text", tmp_path / "text/train.txt", "--split", "0.5,0.5", "--out", tmp_path) == 2
+    assert "train.txt is also an input" in capsys.readouterr().err
+    assert (tmp_path / "text" / "train.txt").read_text() == "mine\n" * 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import logging
@@ -112,7 +113,7 @@ def reported(tmp_path) -> Path:
 
 def test_the_report_has_everything(reported, capsys):
     document = (reported / "report.md").read_text()
-    assert "# Which <scheme>?" in document
+    assert "# Which &lt;scheme>?" in document
     bold = r"\*\*\+\d+\.\d \[\d+\.\d, \d+\.\d\]\*\*"
     assert re.search(rf"\| t5 .*\| {bold} .*\| 0\.008 +\|", document)
     assert "| runs" in document and "24 of 24 done" in document
@@ -122,6 +123,25 @@ def test_the_report_has_everything(reported, capsys):
     page = (reported / "report.html").read_text()
     assert "<script" not in page and "http" not in page and "Which &lt;scheme&gt;?" in page
     assert page.count("<svg") == 2 and page.count("<polyline") == 6
+
+
+def test_labels_are_text_in_every_report(tmp_path, capsys):
+    labels = ["=1+1", "a|b", "@x", "a\nb <script>", "[x](javascript:y)"]
+    content = {**SMALL, "title": "a\n# b | <img>", "seeds": 2}
+    content["schemes"] = {label: {"position-scheme": "none"} for label in labels}
+    content["tasks"] = {"-1+cmd|x": SMALL["tasks"]["copying"]}
+    spec = write(tmp_path / "odd.yaml", content)
+    fake_results(Comparison.of(spec))
+    assert relpos(["compare", "report", str(spec)]) == 0
+    document = (tmp_path / "odd" / "report.md").read_text()
+    tables = [block.splitlines() for block in document.split("\n\n") if block.startswith("|")]
+    assert len(tables) == 4 and all(len({len(re.findall(r"(?<!\\)\|", row)) for row in one}) == 1 for one in tables)
+    assert "<script" not in document and "<img" not in document and "[x](" not in document.replace(r"\[x\](", "")
+    with (tmp_path / "odd" / "report.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["scheme"] for row in rows} == {"'=1+1", "a|b", "'@x", "a\nb <script>", "[x](javascript:y)"}
+    assert {row["task"] for row in rows} == {"'-1+cmd|x"}
+    assert all(re.match(r"[-\d]", row["difference"]) for row in rows if row["difference"])
 
 
 def test_one_seed_is_said_in_words_too(tmp_path, capsys):

@@ -10,12 +10,15 @@ what it makes must be equal to what it makes without a fault.
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import random
 import shutil
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -48,7 +51,7 @@ def inputs(tmp_path_factory) -> Inputs:
 
 
 # Of these the small campaign leaves out the kills: they start programs, or take seconds.
-SLOW = ("prepare wmt", "train xl on two", "evaluate length", "evaluate xtreme")
+SLOW = ("prepare wmt", "train xl on two", "evaluate length", "evaluate xtreme", "compare", "export ct2", "export onnx")
 QUICK = [name for name in JOBS if name not in SLOW]
 KILLED = list(JOBS) if SIZE else QUICK
 
@@ -56,6 +59,10 @@ KILLED = list(JOBS) if SIZE else QUICK
 def made(out: Path) -> dict[str, object]:
     """What a job made: bytes, and of checkpoints the tensors."""
     found: dict[str, object] = {}
+    if (archive := out / "results" / "results.jsonl.gz").exists():  # of a comparison: its scores, without its times
+        runs = map(json.loads, gzip.decompress(archive.read_bytes()).splitlines())
+        scores = {run["run"]: [run["settings"], _without_times(run["sets"])] for run in runs}
+        return {"results": json.dumps(scores, sort_keys=True).encode()}
     for name, content in contents(out, ".stages").items():
         if name.endswith(".pt"):
             found[name] = torch.load(out / name, map_location="cpu", weights_only=True)["model"]
@@ -65,6 +72,10 @@ def made(out: Path) -> dict[str, object]:
         elif not name.endswith(NOT_COMPARED):
             found[name] = content
     return found
+
+
+def _without_times(sets: dict[str, dict]) -> dict[str, dict]:
+    return {name: {key: value for key, value in one.items() if key != "seconds"} for name, one in sets.items()}
 
 
 def assert_equal(found: dict, expected: dict) -> None:
@@ -100,7 +111,7 @@ def undisturbed(inputs, tmp_path_factory) -> Callable[[str], tuple[dict, float]]
 def test_kills_at_random_moments(inputs, undisturbed, tmp_path, name):
     """Nothing is lost, and the same command makes the same."""
     expected, seconds = undisturbed(name)
-    chance = random.Random(name)
+    chance, outcomes = random.Random(name), Counter()
     for number in range(KILLS):
         out = tmp_path / str(number)
         out.mkdir()
@@ -111,19 +122,22 @@ def test_kills_at_random_moments(inputs, undisturbed, tmp_path, name):
             child = started(lambda out=out: JOBS[name](inputs, out), log)
             time.sleep(chance.random() * seconds)
             os.killpg(child, signal.SIGKILL) if ahead(child) else os.kill(child, signal.SIGKILL)
-            ended(child)
+            outcomes["killed" if ended(child) == -signal.SIGKILL else "ended before"] += 1
         if not is_whole(name, out):
             assert finished(lambda out=out: JOBS[name](inputs, out), log) == 0, log.read_text()
+            outcomes["run again"] += 1
         assert_equal(made(out), expected)
+        outcomes["equal"] += 1
+    print(f"\n{name}: {dict(outcomes)}")
 
 
 def is_whole(name: str, out: Path) -> bool:
     """Whether a job came to its end before its kill, and would not do the same again.
 
-    A conversion never writes over a result, and fairseq goes on for an update after the last one.
+    Conversions and exports never write over a result, and fairseq goes on for an update after the last one.
     """
-    if name == "convert":
-        return (out / "new").exists()
+    if name in ("convert", "export transformers", "export onnx", "export ct2"):
+        return (out / "new").exists() or (out / "served").exists()
     path = out / "checkpoint_last.pt"
     if not name.startswith("train") or not path.exists():
         return False

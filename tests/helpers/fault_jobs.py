@@ -1,4 +1,4 @@
-"""Jobs that are disturbed by faults: trainings, preparations, conversion and evaluation.
+"""Jobs that are disturbed by faults: trainings, preparations, conversion, exports, comparisons and evaluation.
 
 Each runs in a fork of the tests' process, so that a kill costs no start.
 """
@@ -25,6 +25,16 @@ TRAINING = ("--save-interval-updates", "2", "--no-epoch-checkpoints", "--disable
 TRAINING += ("--update-epoch-batch-itr", "True")  # fairseq shuffles otherwise after a resume
 
 
+# Two schemes on one tiny task, saved and so resumed every five updates.
+SPEC = """
+seeds: 1
+schemes: [none, t5]
+train: {max-update: 12, log-interval: 5, save-interval-updates: 5, max-tokens: 400}
+tasks:
+  copying: {kind: copy, longest: 4, beyond: 6, examples: 200, each: 2}
+"""
+
+
 @dataclass(frozen=True)
 class Inputs:
     """What the jobs read."""
@@ -39,12 +49,14 @@ class Inputs:
     xquad: Path
     text: Path
     checkpoint: Path
+    translator: Path
     reader: Path
     lm: Path
+    spec: Path
 
 
 def write_inputs(folder: Path) -> Inputs:
-    """Write what the jobs read, three models of two updates among it."""
+    """Write what the jobs read, four models of two updates among it."""
     text = folder / "text.txt"
     segment_corpus.write_lines(text, 400, 1, words=True)
     packed = write_packed(folder / "packed")
@@ -69,9 +81,13 @@ def write_inputs(folder: Path) -> Inputs:
         *("--max-query-length", "12"),
     )
     segment_corpus.train(stream, folder / "lm", *two[:2])
+    corpus = cli.write_corpus(folder / "translation")
+    cli.call("train", *cli.train_arguments(corpus, folder / "translator", *two[:2], *TRAINING))
+    spec = folder / "spec.yaml"
+    spec.write_text(SPEC)
     return Inputs(
         wmt=wmt_text.write_texts(folder / "wmt"),
-        translation=cli.write_corpus(folder / "translation").binary,
+        translation=corpus.binary,
         packed=packed,
         stream=stream,
         glue=write_glue(folder / "glue", train=200),
@@ -80,8 +96,10 @@ def write_inputs(folder: Path) -> Inputs:
         xquad=folder / "xquad",
         text=text,
         checkpoint=folder / "roberta" / "checkpoint_last.pt",
+        translator=folder / "translator" / "checkpoint_last.pt",
         reader=folder / "answers" / "checkpoint_last.pt",
         lm=folder / "lm" / "checkpoint_last.pt",
+        spec=spec,
     )
 
 
@@ -169,6 +187,14 @@ JOBS: dict[str, Callable[[Inputs, Path], int]] = {
         "convert", i.checkpoint, "--data", i.packed, "--to", "learned+m4", "--out", out / "new"
     ),
     "average": lambda i, out: relpos("average", "--inputs", i.checkpoint, i.checkpoint, "--output", out / "mean.pt"),
+    "export transformers": lambda i, out: relpos(
+        "export", "transformers", i.checkpoint, out / "served", "--data", i.packed
+    ),
+    "export onnx": lambda i, out: relpos("export", "onnx", i.checkpoint, out / "served", "--data", i.packed),
+    "export ct2": lambda i, out: relpos(
+        "export", "ct2", i.translator, out / "served", "--data", i.translation, "--sentences", "8"
+    ),
+    "compare": lambda i, out: relpos("compare", "run", i.spec, "--work", out / "work", "--results", out / "results"),
     "corpus": lambda i, out: relpos("corpus", "--out", out, "--train", "2000"),
     "evaluate qa": lambda i, out: relpos(
         *("evaluate", "qa", i.questions / "valid.json", "--path", i.reader, "--cpu"), *("--out", out / "answers")

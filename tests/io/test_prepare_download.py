@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import random
 import socket
 import sys
+import tarfile
 
 import pytest
 
@@ -234,3 +236,38 @@ def test_on_a_terminal_there_is_a_bar(server, tmp_path, monkeypatch, size):
     url = server.put("a.bin", DATA, faults=[("stop", 100_000)])
     assert get(tmp_path, source(url, size=size), progress=True) == DATA
     assert "download: " in terminal.getvalue() and "300k" in terminal.getvalue()
+
+
+TAR = io.BytesIO()
+with tarfile.open(fileobj=TAR, mode="w:gz") as made:
+    made.addfile(tarfile.TarInfo("text"), io.BytesIO())
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("a.tgz", TAR.getvalue()), ("a.txt.gz", gzip.compress(DATA))], ids=["tgz", "gz"]
+)
+def test_without_a_hash_an_archive_says_whether_it_is_whole(server, tmp_path, name, data):
+    url = server.put(name, data, length=False, etag=None, faults=[("stop", len(data) - 4)])
+    with pytest.raises(UserError, match=f"{name}: got an archive that is truncated or damaged"):
+        get(tmp_path, source(url, name=name, sha256=None))
+    assert left(tmp_path) == set()
+    assert get(tmp_path, source(url, name=name, sha256=None)) == data
+    assert left(tmp_path) == {name, f"{name}.sha256"}
+
+
+def test_a_plain_file_whose_end_nobody_tells_is_not_taken(server, tmp_path):
+    url = server.put("a.bin", DATA, length=False, faults=[("stop", 10)])
+    for _ in range(2):
+        with pytest.raises(UserError, match="a length that the server does not tell"):
+            get(tmp_path, source(url, sha256=None))
+    assert left(tmp_path) == set()
+
+
+def test_a_part_that_another_program_wrote_is_not_continued(server, tmp_path):
+    url = server.put("a.bin", DATA, faults=[("stop", 1000)] + [("stop", 0)] * 9)
+    with pytest.raises(UserError):
+        get(tmp_path, source(url, sha256=None), attempts=2)
+    (tmp_path / "theirs").write_bytes(b"x" * 1000)
+    (tmp_path / "theirs").rename(tmp_path / "a.bin.partial")
+    server.files["/a.bin"].faults.clear()
+    assert get(tmp_path, source(url, sha256=None)) == DATA

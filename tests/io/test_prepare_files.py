@@ -10,9 +10,7 @@ import json
 import lzma
 import os
 import signal
-import tarfile
 import threading
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,9 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import folders as preparing
-from relpos_fairseq.io import command, downloads, files, lines, stages
+from relpos_fairseq.io import command, files, lines, stages
 from relpos_fairseq.io.command import run_command
-from relpos_fairseq.io.downloads import extract
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.progress import LogProgress, progress, table
 
@@ -296,108 +293,6 @@ def test_a_damaged_compressed_file_is_one_error(tmp_path):
             lines.count_lines(path)
     with pytest.raises(UserError, match="missing is not a file"):
         list(lines.read_lines(tmp_path / "missing"))
-
-
-# -------------------------------------------------------------------------------------- archives
-
-
-def tar(path: Path, entries: dict[str, bytes | tarfile.TarInfo]) -> Path:
-    with tarfile.open(path, "w:" + path.suffix[1:].replace("tar", "")) as file:
-        for name, entry in entries.items():
-            info = entry if isinstance(entry, tarfile.TarInfo) else tarfile.TarInfo(name)
-            data = b"" if isinstance(entry, tarfile.TarInfo) else entry
-            info.size = len(data)
-            file.addfile(info, io.BytesIO(data))
-    return path
-
-
-def link(name: str, kind: bytes) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, "/etc/passwd"
-    return info
-
-
-def zipped(path: Path, entries: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, data in entries.items():
-            file.writestr(name, data)
-    return path
-
-
-NOISE = bytes(i * i % 251 for i in range(40_000))
-ENTRIES = {"d/a.txt": b"alpha" * 2000, "d/b.txt": NOISE}
-KINDS = ["a.tar", "a.tar.gz", "a.tar.bz2", "a.tar.xz", "a.zip"]
-
-
-def pack(path: Path, entries: dict) -> Path:
-    return (zipped if path.suffix == ".zip" else tar)(path, entries)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_members_come_out(tmp_path, name):
-    archive = pack(tmp_path / name, ENTRIES)
-    made = extract(archive, tmp_path / "out")
-    assert made == [tmp_path / "out" / entry for entry in ENTRIES]
-    assert preparing.contents(tmp_path / "out") == ENTRIES
-    assert extract(archive, tmp_path / "one", ["*/b.txt"]) == [tmp_path / "one" / "d" / "b.txt"]
-    with pytest.raises(UserError, match=f"{name} does not contain c.txt"):
-        extract(archive, tmp_path / "none", ["d/a.txt", "c.txt"])
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_truncated_archive_is_one_error(tmp_path, name):
-    archive = pack(tmp_path / name, ENTRIES)
-    whole = archive.read_bytes()
-    for length in (0, 1, len(whole) // 3, len(whole) * 2 // 3, len(whole) - 12):
-        if name == "a.tar" and length == len(whole) - 12:
-            length = 512 + 10_240 + 512 + 40_448  # what is missing is the end mark alone
-        archive.write_bytes(whole[:length])
-        with pytest.raises(UserError, match=f"{name} is (truncated|no .* file)"):
-            extract(archive, tmp_path / str(length))
-        made = preparing.contents(tmp_path / str(length)) if (tmp_path / str(length)).exists() else {}
-        assert all(ENTRIES[entry] == data for entry, data in made.items())
-
-
-@pytest.mark.parametrize("name", ["../x", "/x", "d/../../x", "..\\x", "c:\\x", "\\x"])
-@pytest.mark.parametrize("kind", ["a.tar.gz", "a.zip"])
-def test_an_entry_that_leads_out_is_refused(tmp_path, name, kind):
-    archive = pack(tmp_path / kind, {"good": b"1", name: b"2"})
-    with pytest.raises(UserError, match="leads out of the folder"):
-        extract(archive, tmp_path / "deep" / "out")
-    assert not list(tmp_path.rglob("x"))
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
-def test_links_and_devices_are_refused_unless_unwanted(tmp_path, kind):
-    archive = tar(tmp_path / "a.tar", {"good": b"1", "bad": link("bad", kind)})
-    with pytest.raises(UserError, match="bad is a (link|device): extract it by hand"):
-        extract(archive, tmp_path / "out")
-    assert extract(archive, tmp_path / "out", ["good"]) == [tmp_path / "out" / "good"]
-    info = zipfile.ZipInfo("bad")
-    info.external_attr = 0o120777 << 16
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
-        file.writestr(info, "/etc/passwd")
-    with pytest.raises(UserError, match="bad is a link"):
-        extract(tmp_path / "a.zip", tmp_path / "out")
-
-
-def test_a_single_compressed_file_and_unknown_kinds(tmp_path):
-    archive = put(tmp_path / "text.txt.gz", b"text")
-    assert extract(archive, tmp_path / "out") == [tmp_path / "out" / "text.txt"]
-    (tmp_path / "a.rar").write_bytes(b"")
-    with pytest.raises(UserError, match="its name must end in"):
-        extract(tmp_path / "a.rar", tmp_path)
-    with pytest.raises(UserError, match="not a file"):
-        extract(tmp_path / "a.zip", tmp_path)
-
-
-def test_extraction_checks_room(tmp_path, monkeypatch):
-    def full(folder, size):
-        raise UserError(f"no room for {size}")
-
-    monkeypatch.setattr(downloads, "require_space", full)
-    with pytest.raises(UserError, match="no room for 10000"):
-        extract(tar(tmp_path / "a.tar", ENTRIES), tmp_path / "out")
 
 
 # --------------------------------------------------------------------------- commands, manifests

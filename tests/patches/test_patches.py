@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from argparse import Namespace
 from collections import defaultdict
@@ -17,6 +18,7 @@ from fairseq.tasks import masked_lm
 from omegaconf import DictConfig, OmegaConf
 
 import relpos_fairseq  # noqa: F401
+from helpers.commands import relpos
 from relpos_fairseq.patches.checkpoints import allow_checkpoint_types
 
 
@@ -221,3 +223,34 @@ def test_a_process_leaves_its_group(config: DictConfig, alone: list[str]) -> Non
     distributed_main(0, trained.append, config, {})
     assert len(trained) == 1
     assert not torch.distributed.is_initialized()
+
+
+def test_damaged_data_are_not_read(tmp_path, capsys):
+    """Size and time tell a change cheaply; the hash tells it where both were kept, if it is asked for."""
+    from relpos_fairseq.io.errors import UserError
+    from relpos_fairseq.text.assets import read_text
+
+    text = tmp_path / "t.txt"
+    text.write_text("".join(f"the cat sat on the mat {n}\n" for n in range(400)))
+    out = tmp_path / "lm"
+    assert relpos("prepare", "lm", "--text", text, "--split", "0.8,0.1,0.1", "--level", "char", "--out", out) == 0
+    valid, old = out / "valid.bin", (out / "valid.bin").stat()
+    whole = valid.read_bytes()
+    load = lambda: data_utils.load_indexed_dataset(str(out / "valid"))  # noqa: E731
+    load(), read_text(out)
+    assert relpos("doctor", "--verify", out) == 0
+    valid.write_bytes(whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
+    with pytest.raises(UserError, match="valid.bin is not the file that .*manifest.json describes"):
+        load()
+    os.utime(valid, ns=(old.st_atime_ns, old.st_mtime_ns))
+    load()  # nothing tells, unless every byte is read
+    assert relpos("doctor", "--verify", out) == 2 and "valid.bin is not the file" in capsys.readouterr().err
+    valid.write_bytes(whole[:-2])
+    os.utime(valid, ns=(old.st_atime_ns, old.st_mtime_ns))
+    with pytest.raises(UserError, match="valid.bin is not"):
+        load()
+    valid.write_bytes(whole)
+    load()  # restored, though younger
+    (out / "dict.txt").write_text("<html>\n")
+    with pytest.raises(UserError, match="dict.txt is not"):
+        read_text(out)

@@ -26,6 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, prepare_wmt) -> Namespace:
     raw = write_texts(folder / "raw")
     prepare_wmt(raw, folder / "a")
     shutil.copytree(folder / "a", folder / "b")
+    shutil.rmtree(folder / "b" / ".stages")  # whose hashes would tell that the dictionaries were exchanged
     for side in ("en", "de"):
         path = folder / "b" / "data-bin" / f"dict.{side}.txt"
         path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
@@ -140,3 +141,13 @@ def test_a_hash_is_of_symbols_in_their_order(tmp_path: Path) -> None:
     assert kept["files"].keys() == {"dict.txt"}
     assert provenance.differing(kept, {"dict.txt": less, "bpe.codes": other}) == []
     assert provenance.differing(kept, {"dict.txt": other}) == ["dict.txt"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_not_averaged(tmp_path, value):
+    for name, tensor in (("a.pt", torch.ones(3)), ("b.pt", torch.tensor([1.0, value, 1.0]))):
+        torch.save({"model": {"w": tensor}}, tmp_path / name)
+    for paths in (["a.pt", "b.pt"], ["b.pt", "a.pt"]):
+        with pytest.raises(UserError, match="b.pt holds w, which is not finite"):
+            write_average([tmp_path / one for one in paths], tmp_path / "mean.pt")
+    assert not (tmp_path / "mean.pt").exists()
