@@ -137,7 +137,7 @@ def parse(cls: type, program: str, argv: Sequence[str]) -> Any:
 # Fields that name what a command writes, those that name what it reads and writes (a folder of work, a page that is
 # renewed), and texts that may name a file. Every other path is an input.
 OUTPUTS = ("out", "output", "csv", "plot", "json", "by_token")
-BOTH = ("work", "results", "downloads", "write")
+READ_AND_WRITTEN = ("work", "results", "downloads", "write")
 MAYBE_PATHS = ("context",)
 
 
@@ -151,7 +151,7 @@ def paths_of(given: Any) -> tuple[dict[str, Path], dict[str, Path]]:
         if field.name in MAYBE_PATHS and isinstance(value, str) and len(value) < 4096:
             values = [Path(value)]
         for number, path in enumerate(values):
-            if isinstance(path, Path) and field.name not in BOTH:
+            if isinstance(path, Path) and field.name not in READ_AND_WRITTEN:
                 (outputs if field.name in OUTPUTS else inputs)[f"{name} {number}" if number else name] = path
     return outputs, inputs
 

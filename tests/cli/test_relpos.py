@@ -14,7 +14,7 @@ import pytest
 
 from helpers import ROOT
 from helpers.commands import relpos
-from relpos_fairseq.cli.command import BOTH, OUTPUTS, check_paths, parser_of
+from relpos_fairseq.cli.command import OUTPUTS, READ_AND_WRITTEN, check_paths, parser_of
 from relpos_fairseq.cli.convert import POSITIONS
 from relpos_fairseq.cli.main import COMMANDS, load
 from relpos_fairseq.io.errors import UserError
@@ -128,7 +128,7 @@ def pairs_of_paths() -> list[tuple[str, str, str]]:
     found = []
     for name in COMMANDS:
         paths = [one.name for one in fields(load(name)) if "Path" in str(one.type) or one.name == "context"]
-        paths = [one for one in paths if one not in BOTH]
+        paths = [one for one in paths if one not in READ_AND_WRITTEN]
         reads = [one for one in paths if one not in OUTPUTS]
         found += [(name, out, read) for out in paths if out in OUTPUTS for read in reads]
     return found

@@ -136,6 +136,7 @@ def test_labels_are_text_in_every_report(tmp_path, capsys):
     document = (tmp_path / "odd" / "report.md").read_text()
     tables = [block.splitlines() for block in document.split("\n\n") if block.startswith("|")]
     assert len(tables) == 4 and all(len({len(re.findall(r"(?<!\\)\|", row)) for row in one}) == 1 for one in tables)
+    assert "| a b &lt;script>" in document and "# a # b" in document
     assert "<script" not in document and "<img" not in document and "[x](" not in document.replace(r"\[x\](", "")
     with (tmp_path / "odd" / "report.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
