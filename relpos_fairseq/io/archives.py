@@ -31,7 +31,7 @@ class Member(NamedTuple):
 
     name: str
     size: int = 0
-    stream: IO[bytes] | None = None  # its bytes; None where it is no file
+    stream: IO[bytes] | io.RawIOBase | None = None  # its bytes; None where it is no file
     special: str = ""  # "a link", "a device", "encrypted": what cannot be extracted
 
 
@@ -204,7 +204,7 @@ class _Limited(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        block = self.raw.read(size)
+        block = self.raw.read(size) if self.raw is not None else b""
         self.left -= len(block)
         if self.left < 0:
             raise UserError(
