@@ -143,26 +143,29 @@ class Answer:
 
 @command("score", "score translations by BLEU and chrF, and compare two systems")
 class Score:
-    """Score translations: detokenised BLEU, cased and uncased, and chrF, with sacrebleu's signatures.
+    """Score translations: detokenised BLEU, cased and uncased, chrF, and TER, with sacrebleu's signatures.
 
         relpos score generated.txt --prepared data/wmt15.en-de
         relpos score generated.txt --baseline other.txt --prepared DIR
         relpos score system.de --reference test.de --language de
 
     A system's file is fairseq-generate's output or plain lines; a sentence that is missing or repeated
-    is an error. --prepared is the folder that `relpos prepare wmt` wrote: it knows the reference, the
-    tokenizer and the units. --baseline compares two systems by a paired bootstrap. The papers report
-    uncased BLEU on newstest2015.
+    is an error, and so is the output of another test set. --prepared is the folder that
+    `relpos prepare wmt` wrote: it knows the reference, the tokenizer and the units. BLEU cuts words as
+    sacrebleu does for the target's language (zh, ja-mecab, ko-mecab, else 13a). --baseline compares two
+    systems by a paired bootstrap. The papers report uncased BLEU on newstest2015.
     """
 
     system: Path = argument("fairseq-generate's output, or one translation a line")
     baseline: Path | None = option(None, "a second system, to compare with")
     prepared: Path | None = option(None, "the folder of `relpos prepare wmt`", metavar="DIR")
-    set: str = option("test", "its test set: test, test1, valid (default: test)")
-    reference: Path | None = option(None, "plain reference, where there is no --prepared")
+    set: str = option("test", "its test set: test, test1, valid, or the set's own name (default: test)")
+    reference: list[Path] | None = option(None, "plain references, where there is no --prepared", metavar="FILE")
     language: str | None = option(None, "the target's language, where there is no --prepared")
     tokenizer: str | None = option(None, "what the system's words were cut by", choices=("moses", "none"))
     units: str | None = option(None, choices=("auto", "subword-nmt", "sentencepiece", "none"))
+    tokenize: str | None = option(None, "BLEU's tokenizer, by sacrebleu's name: char, flores200 (default: by language)")
+    ter: bool = flag("TER as well")
     samples: int = option(1000, "resamples of the bootstrap (default: 1000)")
     seed: int = option(12345, "of the bootstrap (default: sacrebleu's, 12345)")
     json: Path | None = option(None, "write the numbers here as well")
@@ -178,4 +181,4 @@ class Score:
             target = read_reference(self.reference, self.language, self.tokenizer, self.units)
         else:
             target = read_prepared(self.prepared, self.set, self.tokenizer, self.units)
-        evaluate(self.system, target, self.baseline, self.samples, self.seed, self.json)
+        evaluate(self.system, target, self.baseline, self.samples, self.seed, self.json, self.tokenize, self.ter)

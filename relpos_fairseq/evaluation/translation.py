@@ -1,11 +1,12 @@
-"""Score translations: BLEU and chrF by sacrebleu, and a paired bootstrap of two systems."""
+"""Score translations: BLEU, chrF and TER by sacrebleu, and a paired bootstrap of two systems."""
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
 from relpos_fairseq.io.errors import UserError
@@ -15,29 +16,50 @@ from relpos_fairseq.io.progress import table
 from relpos_fairseq.text.moses import Detokeniser
 
 HYPOTHESIS = re.compile(r"([DH])-(\d+)\t[^\t]*\t(.*)")
+TARGET = re.compile(r"T-(\d+)\t(.*)")
+GENERATED = re.compile(r"Generate (\S+) with beam=.*")
+# The codes of languages that sacrebleu's BLEU cuts otherwise than by spaces, as people and NLLB write them.
+LANGUAGES = {"zh": "zh", "zho": "zh", "cmn": "zh", "yue": "zh", "ja": "ja", "jpn": "ja", "ko": "ko", "kor": "ko"}
 SHOWN = 10  # numbers of sentences that an error lists
 
 
-def read_system(path: Path, sentences: int) -> list[str]:
+@dataclass(frozen=True)
+class Target:
+    """The references that translations are compared with."""
+
+    references: list[list[str]]  # one or several, each of a sentence a line
+    detokenise: Callable[[str], str]  # turns a system's line into text of the reference's form
+    language: str  # the target's
+    subset: str | None = None  # the set's name in fairseq-generate, where it is known
+
+
+def read_system(path: Path, sentences: int, target: Target | None = None) -> list[str]:
     """Read one translation for every sentence of the test set, in its order.
 
     Args:
         path: Lines `D-NUMBER<tab>score<tab>text` (or `H-`) among others, as fairseq-generate prints
             them in any order, or one plain translation a line.
         sentences: How many there must be.
+        target: what they are compared with; None: not to be compared with what `path` says of its test set.
 
     Raises:
-        UserError: Sentences are missing, repeated, or more than there are.
+        UserError: Sentences are missing, repeated, or more than there are, or those of another set.
     """
     generated: dict[str, dict[int, list[str]]] = {"D": {}, "H": {}}
-    plain = []
+    targets: dict[int, str] = {}
+    plain, subset = [], None
     for line in read_lines(path):
-        match = HYPOTHESIS.fullmatch(line)
-        if match:
+        if match := HYPOTHESIS.fullmatch(line):
             kind, number, text = match.groups()
             generated[kind].setdefault(int(number), []).append(text)
+        elif match := TARGET.fullmatch(line):
+            targets[int(match[1])] = match[2]
+        elif match := GENERATED.fullmatch(line):
+            subset = match[1]
         plain.append(line)
     found = generated["D"] or generated["H"]
+    if found and target is not None:
+        check_set(path, target, subset, targets)
     if not found:
         if len(plain) != sentences:
             raise UserError(
@@ -47,6 +69,42 @@ def read_system(path: Path, sentences: int) -> list[str]:
         return plain
     check_complete(path, found, sentences)
     return [found[number][0] for number in range(sentences)]
+
+
+def check_set(path: Path, target: Target, subset: str | None, targets: dict[int, str]) -> None:
+    """Check that fairseq-generate's output is of the set that it is compared with.
+
+    Args:
+        path: the output.
+        target: the references.
+        subset: the set that the output names, or None.
+        targets: the targets that the output holds (`T-` lines), by number.
+
+    Raises:
+        UserError: it is of another set.
+    """
+    if subset and target.subset and subset != target.subset:
+        raise UserError(
+            f"{path} is fairseq-generate's output of --gen-subset {subset}, and is to be compared with the set "
+            f"{target.subset}: give --set {subset}"
+        )
+    known = {n: text for n, text in targets.items() if n < len(target.references[0])}
+    letters = [
+        (_letters(target.detokenise(text)), {_letters(reference[n]) for reference in target.references})
+        for n, text in known.items()
+    ]
+    other = sum(text not in right for text, right in letters)
+    if 2 * other > len(letters):
+        raise UserError(
+            f"{path}: {other:,} of its {len(letters):,} targets (T- lines) are not the reference's sentences: it is "
+            f"the output of another test set (--set, --reference), or its words were cut otherwise (--tokenizer, "
+            f"--units)"
+        )
+
+
+def _letters(text: str) -> str:
+    """Return a sentence's letters and digits, which normalisation of punctuation and case does not change."""
+    return "".join(part for part in text.casefold() if part.isalnum())
 
 
 def check_complete(path: Path, found: dict[int, list[str]], sentences: int) -> None:
@@ -73,27 +131,32 @@ def check_complete(path: Path, found: dict[int, list[str]], sentences: int) -> N
             )
 
 
-@dataclass(frozen=True)
-class Target:
-    """The reference that translations are compared with."""
-
-    reference: list[str]  # a sentence a line
-    detokenise: Detokeniser  # turns a system's line into text of the reference's form
-
-
-def read_reference(path: Path, language: str | None, tokenizer: str | None, units: str | None) -> Target:
-    """Read a plain reference.
+def read_reference(paths: list[Path], language: str | None, tokenizer: str | None, units: str | None) -> Target:
+    """Read plain references, one or several of each sentence.
 
     Raises:
-        UserError: its language is not said.
+        UserError: their language is not said, or they have different numbers of lines.
     """
     if not language:
         raise UserError("--reference needs --language, say de")
-    return Target(list(read_lines(path)), Detokeniser(language, tokenizer or "none", units or "auto"))
+    references = [list(read_lines(path)) for path in paths]
+    for path, lines in zip(paths, references, strict=True):
+        if len(lines) != len(references[0]):
+            raise UserError(
+                f"{path} has {len(lines):,} lines and {paths[0]} {len(references[0]):,}: every reference has a line "
+                f"for each sentence"
+            )
+    return Target(references, Detokeniser(language, tokenizer or "none", units or "auto"), language)
 
 
 def read_prepared(folder: Path, name: str, tokenizer: str | None, units: str | None) -> Target:
     """Read a test set of a folder that `relpos prepare wmt` wrote.
+
+    Args:
+        folder: its --out.
+        name: the set as fairseq-generate names it (`test`, `test1`), or as it is named where it comes from.
+        tokenizer: what the system's words were cut by; None: what the folder says.
+        units: the system's units; None: what the folder says.
 
     Raises:
         UserError: it is another program's folder, or has no such set.
@@ -104,32 +167,54 @@ def read_prepared(folder: Path, name: str, tokenizer: str | None, units: str | N
     settings = manifest.get("settings", {})
     if "sets" not in manifest or not {"languages", "tokenizer", "bpe"} <= settings.keys():
         raise UserError(f"{folder}/manifest.json is not of a whole run of relpos prepare wmt: name its --out")
-    language = settings["languages"][1]
-    reference = folder / "reference" / f"{name}.{language}"
+    language, sets = settings["languages"][1], manifest["sets"]
+    split = name if name in sets else next((split for split, own in sets.items() if own == name), name)
+    reference = folder / "reference" / f"{split}.{language}"
     if not reference.is_file():
-        known = ", ".join(manifest["sets"])
+        known = ", ".join(split if split == own else f"{split} ({own})" for split, own in sets.items())
         raise UserError(f"{folder} has no set {name}: choose one of {known}")
     # fairseq-generate --post-process leaves no units behind; joining words leaves them as they are.
-    tokenizer, units = tokenizer or settings["tokenizer"], units or settings["bpe"]
-    return Target(list(read_lines(reference)), Detokeniser(language, tokenizer, units))
+    detokenise = Detokeniser(language, tokenizer or settings["tokenizer"], units or settings["bpe"])
+    return Target([list(read_lines(reference))], detokenise, language, split)
 
 
-def metrics() -> dict:
-    """Return sacrebleu's metrics with its defaults, but for the case, by their names in tables."""
-    return {"BLEU": BLEU(), "BLEU uncased": BLEU(lowercase=True), "chrF": CHRF()}
+def metrics(language: str, tokenize: str | None = None, ter: bool = False) -> dict:
+    """Return sacrebleu's metrics with its defaults for a language, but for the case, by their names in tables.
+
+    Args:
+        language: of the target; Chinese, Japanese and Korean have tokenizers of their own, as in sacrebleu.
+        tokenize: sacrebleu's name of BLEU's tokenizer; None: by the language.
+        ter: whether TER is among them.
+
+    Raises:
+        UserError: there is no such tokenizer, or its package is not installed.
+    """
+    of = {"tokenize": tokenize, "trg_lang": LANGUAGES.get(re.split(r"[-_]", language.lower())[0], "")}
+    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
+        raise UserError(f"--tokenize must be one of {', '.join(BLEU.TOKENIZERS)}, got {tokenize}")
+    try:
+        found = {"BLEU": BLEU(**of), "BLEU uncased": BLEU(**of, lowercase=True), "chrF": CHRF()}
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"sacrebleu cannot cut {language} ({' '.join(str(error).split())}): install what it names, or give "
+            f"--tokenize char"
+        ) from error
+    return found | ({"TER": TER()} if ter else {})
 
 
-def score(system: list[str], reference: list[str]) -> list[list]:
-    """Return a row for each metric: name, score, details, signature."""
+def score(system: list[str], references: list[list[str]], chosen: dict) -> list[list]:
+    """Return a row for each metric of `metrics`: name, score, details, signature."""
     rows = []
-    for name, metric in metrics().items():
-        result = metric.corpus_score(system, [reference])
+    for name, metric in chosen.items():
+        result = metric.corpus_score(system, references)
         details = result.format(score_only=False).partition("= ")[2] if "BLEU" in name else ""
         rows.append([name, round(result.score, 2), details, metric.get_signature().format()])
     return rows
 
 
-def compare(baseline: list[str], system: list[str], reference: list[str], samples: int, seed: int) -> list[list]:
+def compare(
+    baseline: list[str], system: list[str], references: list[list[str]], chosen: dict, samples: int, seed: int
+) -> list[list]:
     """Compare a system with a baseline by a paired bootstrap (Koehn 2004).
 
     Returns:
@@ -138,9 +223,9 @@ def compare(baseline: list[str], system: list[str], reference: list[str], sample
     os.environ["SACREBLEU_SEED"] = str(seed)
     named = [("baseline", baseline), ("system", system)]
     rows = []
-    for name, metric in metrics().items():
+    for name, metric in chosen.items():
         # One test a metric: sacrebleu calls both BLEUs by one name.
-        _, scores = PairedTest(named, {name: metric}, [reference], "bs", samples)()
+        _, scores = PairedTest(named, {name: metric}, references, "bs", samples)()
         first, second = next(results for key, results in scores.items() if key != "System")
         interval = [f"{r.score:.2f} ({r.mean:.2f} ± {r.ci:.2f})" for r in (first, second)]
         # Of two systems without any difference sacrebleu gives the least p there is.
@@ -156,22 +241,24 @@ def evaluate(
     samples: int = 1000,
     seed: int = 12345,
     json: Path | None = None,
+    tokenize: str | None = None,
+    ter: bool = False,
 ) -> None:
     """Score a system, and compare it with a baseline; print tables and write the numbers to `json`."""
-    reference = target.reference
+    sentences, chosen = len(target.references[0]), metrics(target.language, tokenize, ter)
     paths = [path for path in (baseline, system) if path]
-    systems = [list(map(target.detokenise, read_system(path, len(reference)))) for path in paths]
-    if not reference:
+    systems = [list(map(target.detokenise, read_system(path, sentences, target))) for path in paths]
+    if not sentences:
         raise UserError("the reference is empty")
     results = {}
     for path, lines in zip(paths, systems, strict=True):
-        rows = score(lines, reference)
+        rows = score(lines, target.references, chosen)
         results[str(path)] = {name: [value, signature] for name, value, _, signature in rows}
         empty = sum(not line.strip() for line in lines)
         print(f"{path}: {len(lines):,} sentences, {empty:,} of them empty\n")
         print(table(rows, ["metric", "score", "details", "signature"]), end="\n\n")
     if baseline:
-        rows = compare(*systems, reference, samples, seed)
+        rows = compare(*systems, target.references, chosen, samples, seed)
         results["bootstrap"] = {row[0]: row[1:] for row in rows}
         print(f"paired bootstrap, {samples:,} resamples, seed {seed}\n")
         shown = [[*row[:-1], f"p = {row[-1]:.4f}"] for row in rows]

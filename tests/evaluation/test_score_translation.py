@@ -27,7 +27,7 @@ def generated(lines, kinds="HD", numbers=None, seed=1) -> str:
     random.Random(seed).shuffle(order)
     out = ["2026-01-01 | INFO | loaded", "S-x"]
     for number in order:
-        out += [f"S-{number}\tquelle", f"T-{number}\tziel"]
+        out += [f"S-{number}\tquelle", f"T-{number}\t{lines[number]}"]
         out += [f"{kind}-{number}\t-0.5\t{lines[number]}" for kind in kinds]
         out.append(f"P-{number}\t-0.1 -0.2")
     return "\n".join([*out, "Generate test with beam=5: BLEU4 = 1.0"]) + "\n"
@@ -202,3 +202,70 @@ def test_bad_checkpoints_are_one_error(trained, tmp_path, capsys):
     ):
         assert average("--inputs", *inputs, *out) == 2
         assert said in capsys.readouterr().err
+
+
+def test_another_sets_output_is_refused(prepared, tmp_path, capsys):
+    """Two sets of as many sentences: what the output says of its set is compared, by name and by its targets."""
+    other = [f"Satz Nummer {n} ." for n in range(20)]
+    (prepared / "reference" / "test1.de").write_text("\n".join(other) + "\n")
+    manifest = json.loads((prepared / "manifest.json").read_text())
+    (prepared / "manifest.json").write_text(json.dumps(manifest | {"sets": {"test": "t", "test1": "newstest2015"}}))
+    system = tmp_path / "generated.txt"
+    system.write_text(generated(other).replace("Generate test with", "Generate test1 with"))
+    assert score(system, "--prepared", prepared) == 2
+    assert "--gen-subset test1" in capsys.readouterr().err
+    for name in ("test1", "newstest2015"):
+        assert score(system, "--prepared", prepared, "--set", name) == 0
+    system.write_text(generated(other))
+    assert score(system, "--prepared", prepared) == 2
+    assert "20 of its 20 targets (T- lines) are not the reference's sentences" in capsys.readouterr().err
+    assert score(system, "--reference", prepared / "reference" / "test.de", "--language", "de") == 2
+
+
+SENTENCES = {
+    "en": "The cat sat on the mat, didn't it?",
+    "cs": "Příliš žluťoučký kůň, že ano?",
+    "zh": "我们今天在北京见面，好吗？",
+    "zho_Hans": "我们今天在北京见面，好吗？",
+    "zh_CN": "我们今天在北京见面，好吗？",
+    "th": "วันนี้เราพบกันที่กรุงเทพ",
+    "ru": "Сегодня мы встретимся в Москве.",
+    "ar": "سنلتقي اليوم في القاهرة.",
+    "ja": "今日は東京で会いましょう。",
+    "ko": "오늘 서울에서 만나요.",
+}
+
+
+@pytest.mark.parametrize("language", SENTENCES)
+def test_a_language_is_scored_as_sacrebleu_scores_it(language, tmp_path, capsys):
+    """One letter in three sentences is changed; sacrebleu's own command gives the same numbers and signature."""
+    trg = {"zho_Hans": "zh", "zh_CN": "zh"}.get(language, language)
+    lines = [SENTENCES[language]] * 5
+    system = [text[:4] + "x" + text[5:] if n < 3 else text for n, text in enumerate(lines)]
+    for name, text in (("ref", lines), ("sys", system)):
+        (tmp_path / name).write_text("\n".join(text) + "\n", encoding="utf-8")
+    given = ["--reference", tmp_path / "ref", "--language", language, "--json", tmp_path / "json", "--ter"]
+    try:
+        expected = sacrebleu.metrics.BLEU(trg_lang=trg)
+    except (ImportError, RuntimeError):
+        assert score(tmp_path / "sys", *given) == 2
+        assert f"sacrebleu cannot cut {language}" in capsys.readouterr().err
+        return
+    assert score(tmp_path / "sys", *given) == 0
+    found = json.loads((tmp_path / "json").read_text())[str(tmp_path / "sys")]
+    assert found["BLEU"][0] == round(expected.corpus_score(system, [lines]).score, 2)
+    assert found["BLEU"][1] == expected.get_signature().format()
+    assert found["TER"][0] == round(sacrebleu.metrics.TER().corpus_score(system, [lines]).score, 2)
+    assert score(tmp_path / "sys", *given, "--tokenize", "char") == 0
+    found = json.loads((tmp_path / "json").read_text())[str(tmp_path / "sys")]
+    assert "tok:char" in found["BLEU"][1]
+    assert score(tmp_path / "sys", *given, "--tokenize", "words") == 2
+
+
+def test_several_references(tmp_path):
+    for name, lines in (("a", ["one two three four", "five six"]), ("b", ["one two 3 four", "5 six"]), ("c", ["x"])):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    given = ["--language", "en", "--json", tmp_path / "json"]
+    assert score(tmp_path / "b", "--reference", tmp_path / "a", tmp_path / "b", *given) == 0
+    assert json.loads((tmp_path / "json").read_text())[str(tmp_path / "b")]["BLEU uncased"][0] > 50
+    assert score(tmp_path / "b", "--reference", tmp_path / "a", tmp_path / "c", *given) == 2
