@@ -153,9 +153,12 @@ class RelPosRobertaModel(RobertaModel):
             ValueError: a position flag that is wrong or does not apply, or a table of positions
                 shorter than the task's samples.
         """
-        args = namespace(cfg, task.max_positions())
+        longest = task.max_positions()
+        if longest is None:  # multilingual_masked_lm has its samples' length among its flags alone
+            longest = getattr(task.args, "tokens_per_sample", 512)
+        args = namespace(cfg, longest)
         model = cls(args, RelPosRobertaEncoder(args, task.source_dictionary))
-        _check_lengths(model, task.max_positions())
+        _check_lengths(model, longest)
         if args.segment_encoding != "none":
             request_segments(task)
         return model

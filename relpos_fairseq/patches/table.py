@@ -47,7 +47,6 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (checkpoint_utils, "save_checkpoint", checkpoints.save_checkpoint),
     (PathManager, "copy", checkpoints.copy),
     (wrapper, "DistributedDataParallel", training.wrap_on_cpu),
-    (distributed, "_infer_torch_distributed_launch_init", training.infer_from_torchrun),
     (distributed, "call_main", training.call_main),
     (distributed, "distributed_main", training.distributed_main),
 )

@@ -26,6 +26,7 @@ from fairseq import utils
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.tasks import masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 
 from relpos_fairseq.io.stages import check_unchanged
 from relpos_fairseq.schemes import named_elsewhere
@@ -91,7 +92,7 @@ def filter_indices_by_size(original, self, indices, dataset, max_positions=None,
 
 def _way_out(task: FairseqTask, limit: object) -> str:
     """Return what raises a limit of length: the task's flags, a batch's, or those of a scheme's table."""
-    known = [name for name in LENGTHS if getattr(task.cfg, name, None) is not None]
+    known = [name for name in LENGTHS if getattr(getattr(task, "cfg", None) or task.args, name, None) is not None]
     flags = " and ".join(f"--{name.replace('_', '-')}" for name in known or LENGTHS)
     sides = limit if isinstance(limit, tuple) else (limit,)
     tables = [f"{n.scheme} has a table of {n} positions" for n in sides if hasattr(n, "scheme")]
@@ -113,9 +114,10 @@ class _ConfigAsArgs:
 
 
 def restore_task_args() -> None:
-    """Restore the attribute `args` of fairseq's masked_lm task, which --mask-whole-words reads."""
-    if not hasattr(masked_lm.MaskedLMTask, "args"):
-        masked_lm.MaskedLMTask.args = _ConfigAsArgs()
+    """Restore the attribute `args` of two of fairseq's tasks, which their own code reads."""
+    for task in (masked_lm.MaskedLMTask, TranslationFromPretrainedBARTTask):
+        if not hasattr(task, "args"):
+            task.args = _ConfigAsArgs()
 
 
 def get_whole_word_mask(original, args, dictionary):
@@ -162,21 +164,21 @@ def wrap_on_cpu(original, module, device_ids=None, output_device=None, **kwargs)
     return original(module=module, device_ids=device_ids, output_device=output_device, **kwargs)
 
 
-def infer_from_torchrun(original, cfg, *args, **kwargs):
-    """Take ranks from torchrun where there is no GPU, so that its processes train together."""
-    if torch.cuda.is_available():
-        return original(cfg, *args, **kwargs)
-    cfg.distributed_init_method = "env://"
-    cfg.distributed_world_size = int(os.environ["WORLD_SIZE"])
-    cfg.distributed_rank = int(os.environ["RANK"])
-    cfg.device_id = 0
-    cfg.distributed_no_spawn = True
+TASKS_OF_OTHERS = {"multilingual_translation": "multilingual_transformer", "translation_lev": "levenshtein_transformer"}
 
 
 def call_main(original, cfg, main, **kwargs):
-    """Use gloo on CPUs, and let processes that --distributed-init-method joins train as the ranks given."""
+    """On CPUs use gloo, and train with the processes that torchrun or --distributed-init-method joins to this one."""
     given = cfg.distributed_training
+    task, arch = (getattr(part, "_name", None) for part in (cfg.task, cfg.model))
+    if task in TASKS_OF_OTHERS and str(arch).startswith("relpos_"):
+        raise ValueError(f"--task {task} trains {TASKS_OF_OTHERS[task]} alone, not {arch}: choose another --task")
     if _without_gpu(cfg):
+        by_torchrun = all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))
+        if given.distributed_init_method is None and by_torchrun and int(os.environ["WORLD_SIZE"]) > 1:
+            given.distributed_init_method, given.device_id = "env://", 0
+            given.distributed_world_size = int(os.environ["WORLD_SIZE"])
+            given.distributed_rank = int(os.environ["RANK"])
         if given.distributed_backend == "nccl":  # the default needs GPUs
             given.distributed_backend = "gloo"
         if given.distributed_init_method is not None:  # this process is one of them

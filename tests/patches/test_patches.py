@@ -165,7 +165,6 @@ def test_processes_on_cpus_take_gloo(config, alone, monkeypatch, backend: str) -
     """Those of torchrun, and not nccl, fairseq's default; what was chosen stays."""
     assert config.distributed_training.distributed_backend == "nccl"
     config.distributed_training.distributed_backend = backend
-    config.distributed_training.distributed_world_size = 2
     where = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
     for name, value in where.items():
         monkeypatch.setenv(name, value)

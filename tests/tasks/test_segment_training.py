@@ -375,7 +375,7 @@ def test_interactive_continues_a_text(trained, corpus, tmp_path):
 
 def of_two(corpus, save_dir, *more: str) -> list[str]:
     """Command line of one of two processes, with fairseq's default backend."""
-    return [*arguments(corpus, save_dir, "--batch-size", "1", *more), *("--distributed-world-size", "2")]
+    return arguments(corpus, save_dir, "--batch-size", "1", *more)
 
 
 def two_processes(*given) -> str:

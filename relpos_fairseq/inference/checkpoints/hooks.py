@@ -264,7 +264,8 @@ def facts_of(trainer: Any, epoch: int, score: float | None, best: float | None) 
         if isinstance(module, Placement):
             facts[f"{name.rpartition('.')[0]}: position scheme"] = module.plan.describe()
     facts["parameters"] = sum(one.numel() for one in model.parameters())
-    facts |= {"task": cfg.task._name, "criterion": cfg.criterion._name}
+    task = getattr(cfg.task, "_name", None) or getattr(cfg.task, "task", None)
+    facts |= {"task": task, "criterion": cfg.criterion._name}
     facts |= {"epoch": epoch, "updates": trainer.get_num_updates(), "seed": cfg.common.seed}
     measure = f"{cfg.dataset.valid_subset} {cfg.checkpoint.best_checkpoint_metric}"
     if score is not None:
@@ -274,9 +275,10 @@ def facts_of(trainer: Any, epoch: int, score: float | None, best: float | None) 
 
 def name_languages(cfg: Any, task: Any) -> None:
     """Write the languages that fairseq inferred from the data's file names into a task's config."""
+    known = getattr(task, "cfg", None) or task.args  # tasks of before hydra have a Namespace alone
     for side in ("source_lang", "target_lang"):
-        if side in cfg and cfg[side] is None:
-            cfg[side] = getattr(task.cfg, side)
+        if getattr(cfg, side, "") is None and (found := getattr(known, side, None)) is not None:
+            setattr(cfg, side, found)
 
 
 def text_places(task: Any) -> tuple[Path, Path | None] | None:
