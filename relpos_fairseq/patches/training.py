@@ -170,7 +170,7 @@ TASKS_OF_OTHERS = {"multilingual_translation": "multilingual_transformer", "tran
 def call_main(original, cfg, main, **kwargs):
     """On CPUs use gloo, and train with the processes that torchrun or --distributed-init-method joins to this one."""
     given = cfg.distributed_training
-    task, arch = (getattr(part, "_name", None) for part in (cfg.task, cfg.model))
+    task, arch = (getattr(cfg.get(part), "_name", None) for part in ("task", "model"))
     if task in TASKS_OF_OTHERS and str(arch).startswith("relpos_"):
         raise ValueError(f"--task {task} trains {TASKS_OF_OTHERS[task]} alone, not {arch}: choose another --task")
     if _without_gpu(cfg):
