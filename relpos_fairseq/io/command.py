@@ -17,6 +17,7 @@ from relpos_fairseq.io.files import existing_folder
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CONTINUE = "interrupted; run the same command again to continue"
 AGAIN = "interrupted; nothing is kept: the same command starts over"
+OF_RUST = re.compile(r"\(os error \d+\)")  # how safetensors and tokenizers report an error of the file system
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit): .*")
 
 
@@ -59,6 +60,10 @@ def run_command(main: Callable[[Sequence[str] | None], object], argv=None, inter
         if message is None:
             raise
         return fail(message)
+    except Exception as error:
+        if not OF_RUST.search(str(error)):
+            raise
+        return fail(f"{error}; make room or free the way, and run the same command again")
     return status if isinstance(status, int) else 0
 
 
