@@ -114,7 +114,7 @@ class BenchmarkModels(Timing):
     backends: str = option("auto", A_ROW_EACH)
     bar: bool = flag("no longer used: no targets are kept")
     dropout: float = option(0.0)
-    size: str = option("multi30k", choices=SIZES, group="translation")
+    size: str = option("multi30k", f"one of {', '.join(SIZES)}", choices=SIZES, metavar="SIZE", group="translation")
     vocabulary: int = option(8000, group="translation")
     rows: int = option(32, "sentences of a batch", group="translation")
     length: int = option(24, "tokens of the longest sentence", group="translation")

@@ -16,7 +16,11 @@ A field's type says how its text is read: `bool` is a flag without a value, `lis
 import argparse
 import copy
 import dataclasses
+import difflib
 import inspect
+import re
+import shutil
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -33,7 +37,42 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that reports an error in one line, without its usage."""
 
     def error(self, message: str) -> NoReturn:
+        unknown = re.search(r"unrecognized arguments: .*?(--[^\s=]+)", message)
+        close = difflib.get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
+        if close:
+            message += f": did you mean {close[0]}?"
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
+
+
+class Layout(argparse.RawDescriptionHelpFormatter):
+    """Help within 80 columns: paragraphs are filled anew, and commands, which are indented, go on after a backslash."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=min(80, shutil.get_terminal_size().columns))
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = (_shown(part, width) if part[:1] == " " else textwrap.fill(part, width) for part in text.split("\n\n"))
+        return textwrap.indent("\n\n".join(parts), indent)
+
+
+def _shown(commands: str, width: int) -> str:
+    """Return indented lines of commands, those that are too wide in several lines."""
+    lines = []
+    for line in commands.splitlines():
+        while len(line) > width:
+            command, mark, remark = line.partition("  # ")
+            if mark and len(command.rstrip()) + 2 < width:  # the remark goes before its command
+                lines.append(f"    # {remark}")
+                line = command.rstrip()
+                continue
+            cut = max(line.rfind(" --", 8, width - 2), line.rfind(" [", 8, width - 2))
+            cut = cut if cut > 8 else line.rfind(" ", 8, width - 2)
+            if cut <= 8:
+                break
+            lines.append(f"{line[:cut]} \\")
+            line = f"        {line[cut + 1 :]}"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def command(name: str, summary: str, interrupted: str = AGAIN, **parser: Any) -> Callable[[type], type]:
@@ -95,8 +134,7 @@ def parser_of(cls: type, program: str) -> Parser:
         cls: a class that `command` registered.
         program: the command's name in its usage.
     """
-    layout = argparse.RawDescriptionHelpFormatter
-    parser = Parser(prog=program, description=inspect.cleandoc(cls.__doc__), formatter_class=layout, **cls.parser)
+    parser = Parser(prog=program, description=inspect.cleandoc(cls.__doc__), formatter_class=Layout, **cls.parser)
     add_options(parser, cls)
     return parser
 

@@ -123,7 +123,8 @@ class ExportCt2:
     out: Path = argument("new folder")
     quantization: str | None = option(
         None,
-        "smaller weights (default: fp32)",
+        "smaller weights: int8, int8_float32, int8_float16, int8_bfloat16, int16, float16 (default: fp32)",
+        metavar="TYPE",
         choices=("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16"),
     )
     data: Path | None = option(None, "its data (the folder it was trained on; else text/ beside it)", metavar="DIR")

@@ -1,14 +1,17 @@
-"""Position schemes for fairseq's transformers: data, conversion, evaluation, pictures, benchmarks.
+"""Position schemes for fairseq's transformers: data, models, scores, plots.
 
-Training and generating are fairseq's own commands with --user-dir relpos_fairseq.
+Training and generating are fairseq's commands with --user-dir relpos_fairseq.
 """
 
+import difflib
 import importlib
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from relpos_fairseq.cli import command
 from relpos_fairseq.io.command import run_command
+from relpos_fairseq.version import __version__
 
 # Subcommands in the order of the overview: the file that declares them, the first word of a group, the names in it.
 GROUPS = (
@@ -39,6 +42,11 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> int:
         The exit status, as in `run_command`; 2 for wrong arguments.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    if argv == ["--version"]:
+        print(f"relpos_fairseq {__version__}")
+        return 0
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     name, rest = find(argv)
     if name is None:
         return overview(argv)
@@ -73,11 +81,17 @@ def overview(argv: Sequence[str]) -> int:
     words = " ".join(argv[: -1 if asked else None])
     names = [name for name in COMMANDS if not words or name.startswith(f"{words} ")]
     if not names:
-        print(f"relpos: error: there is no command {words} (see relpos --help)", file=sys.stderr)
+        known = [*COMMANDS, *(group for _, group, _ in GROUPS if group)]
+        close = difflib.get_close_matches(words, known, 1) or difflib.get_close_matches(words.split()[0], known, 1)
+        meant = f": did you mean relpos {close[0]}?" if close else ""
+        print(f"relpos: error: there is no command {words}{meant} (see relpos --help)", file=sys.stderr)
         return 2
     usage = f"usage: relpos {words + ' ' if words else ''}COMMAND [options]"
-    lines = [f"  {name:22} {load(name).summary}" for name in names]
-    more = "relpos COMMAND --help has more."
+    lines = [
+        textwrap.fill(load(name).summary, 80, initial_indent=f"  {name:22} ", subsequent_indent=" " * 25)
+        for name in names
+    ]
+    more = "relpos COMMAND --help has more; relpos --version tells the version."
     text = "\n".join([usage, "", __doc__.strip(), "", "commands:", *lines, "", more])
     print(text, file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2

@@ -18,6 +18,7 @@ from relpos_fairseq.cli.command import OUTPUTS, READ_AND_WRITTEN, check_paths, p
 from relpos_fairseq.cli.convert import POSITIONS
 from relpos_fairseq.cli.main import COMMANDS, load
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.version import __version__
 
 # Prints the seconds and the modules of every --help: one process, so that none hides another's.
 HELPS = """
@@ -38,7 +39,8 @@ print(json.dumps(found))
 def helps() -> dict[str, list]:
     """Subcommand to seconds, heavy modules and text of its --help."""
     command = [sys.executable, "-c", HELPS, *COMMANDS]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    wide = os.environ | {"COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=wide)
     return json.loads(done.stdout)
 
 
@@ -52,9 +54,41 @@ def test_every_help_answers_at_once(helps):
 def test_every_command_says_what_it_does(helps):
     overview = helps[""][2]
     for name in COMMANDS:
-        assert f"\n  {name:22} {load(name).summary}\n" in overview
+        assert f" {name} {load(name).summary} " in " ".join(overview.split())
         text = helps[name][2]
         assert text.startswith(f"usage: relpos {name} ") and "--help" in text
+
+
+def test_help_fits_a_terminal(helps, capsys):
+    """Within 80 columns, on whatever terminal; `relpos help X` is `relpos X --help`."""
+    wide = [f"{name}: {line}" for name, (_, _, text) in helps.items() for line in text.splitlines() if len(line) > 80]
+    assert wide == []
+    with pytest.raises(SystemExit):
+        relpos("help", "score")
+    assert capsys.readouterr().out.startswith("usage: relpos score ")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["avrage", "x"], "did you mean relpos average?"),
+        (["prepare", "wtm", "en-de"], "did you mean relpos prepare wmt?"),
+        (["evalute"], "did you mean relpos evaluate?"),
+        (["score", "x", "--refrence", "y"], "did you mean --reference?"),
+        (["xyz"], "there is no command xyz (see"),
+    ],
+)
+def test_a_typing_error_is_answered_by_what_was_meant(given, said, capsys):
+    try:
+        assert relpos(*given) == 2
+    except SystemExit as end:
+        assert end.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_version(capsys):
+    assert relpos("--version") == 0
+    assert capsys.readouterr().out == f"relpos_fairseq {__version__}\n"
 
 
 def test_groups_are_listed(capsys):
