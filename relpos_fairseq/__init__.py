@@ -4,7 +4,9 @@ Importing this package imports neither torch nor fairseq.  Once fairseq is impor
 this package, the plugin registers with it (`plugin.py`).
 """
 
+import logging
 import sys
+from contextlib import contextmanager
 from importlib import abc, util
 
 from relpos_fairseq.version import __version__
@@ -34,8 +36,24 @@ class _RegisterOnImport(abc.MetaPathFinder, abc.Loader):
 
     def exec_module(self, module):
         module.__loader__ = module.__spec__.loader = self.loader
-        self.loader.exec_module(module)
+        with _logging_kept():
+            self.loader.exec_module(module)
         _register()
+
+
+@contextmanager
+def _logging_kept():
+    """Undo what fairseq's import does to the root logger: tasks for speech set it to DEBUG and ask for tensorboardX."""
+    root, before = logging.getLogger(), logging.root.manager.disable
+    level, handlers = root.level, list(root.handlers)
+    logging.disable(max(before, logging.INFO))
+    try:
+        yield
+    finally:
+        logging.disable(before)
+        root.setLevel(level)
+        for handler in set(root.handlers).difference(handlers):
+            root.removeHandler(handler)
 
 
 def _register() -> None:

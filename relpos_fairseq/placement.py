@@ -338,6 +338,11 @@ def generation_of(length: int | None) -> Iterator[None]:
         _longest.reset(token)
 
 
+def _generation() -> int | None:
+    """Return the number of tokens of `generation_of`; None outside it, and where code is traced."""
+    return None if is_captured() else _longest.get()
+
+
 class DecodingTerms:
     """The terms of one stack, kept between the steps of decoding.
 
@@ -346,7 +351,7 @@ class DecodingTerms:
     """
 
     def __init__(self) -> None:
-        self.longest = _longest.get()
+        self.longest = _generation()
         self._capacity = 0
         self._gradients = False
         self._last = Evaluated((), (), ())
@@ -522,8 +527,8 @@ class Placement(nn.Module):
                 "torch.jit.trace would record the lengths of this input for all: call "
                 "torch.export.export, or relpos export onnx"
             )
-        longest = _longest.get() if decoding is None else decoding.longest or self.plan.shape.max_positions
-        if longest is not None and self.counts_tokens:
+        if self.counts_tokens:
+            longest = _generation() if decoding is None else decoding.longest or self.plan.shape.max_positions
             positions = replace(positions, longest=longest)
         if decoding is None:
             found = self.shared.evaluate(positions)

@@ -7,6 +7,7 @@ changes no number of any other model.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,14 +24,14 @@ from relpos_fairseq.patches import checkpoints, literal_options, training
 
 # Changes that replace no single function.
 SETTINGS: tuple[Callable[[], None], ...] = (
-    training.quiet_warnings,
-    training.print_errors_in_one_line,
     training.restore_numpy_names,
     training.restore_task_args,
     training.allow_adaptive_loss_on_one_process,
     checkpoints.allow_checkpoint_types,
     literal_options.guard_modules,
 )
+# Changes of what a whole process prints: of fairseq's commands and ours, not of a program that imports the plugin.
+OF_COMMANDS = (training.quiet_warnings, training.print_errors_in_one_line)
 # (object, name, patch): the function `name` of the object is replaced by the patch.
 PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (utils, "get_activation_fn", training.get_activation_fn),
@@ -54,7 +55,8 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
 
 def apply_patches() -> None:
     """Apply all patches, once a process."""
-    for change in SETTINGS:
+    is_command = not {"fairseq_cli", f"{__name__.partition('.')[0]}.cli"}.isdisjoint(sys.modules)
+    for change in (*SETTINGS, *(OF_COMMANDS if is_command else ())):
         change()
     for owner, name, patch in PATCHES:
         replaces(owner, name)(patch)

@@ -111,7 +111,7 @@ def test_bad_input_is_one_line(command, plain, tmp_path, capsys):
         ((other, "--to", "m4", *out), "is no fairseq checkpoint: it holds no model"),
         ((tmp_path / "absent.pt", "--to", "m4", *out), "does not exist"),
         ((tmp_path / "empty", "--to", "m4", *out), "has no config.json"),
-        ((path, "--to", "m4", "--out", path), "is or lies in the source"),
+        ((path, "--to", "m4", "--out", path), "would be overwritten"),
         ((path, "--to", "m4", "--out", tmp_path / "there"), "exists: remove it"),
         ((path, "--to", "m5", *out), "unknown position scheme 'm5'"),
         ((path, "--to", "learned+rope", "--position-clip-distance", "3", *out), "does not apply"),

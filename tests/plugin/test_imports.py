@@ -117,3 +117,28 @@ def test_fairseq_comes_before_files_that_need_it() -> None:
         packages = [parent / "__init__.py" for parent in file.parents if parent != USER_DIR]
         inside = [init for init in packages if init.is_file() and USER_DIR in init.parents]
         assert any("fairseq" in imported(init) for init in inside), file
+
+
+HOST = """
+import json, logging, os, sys, warnings
+import numpy, torch, sklearn.metrics  # what fairseq imports has habits of its own
+def state():
+    root = logging.getLogger()
+    ours = [getattr(f[1], "pattern", f[1]) for f in warnings.filters if f[1] is not None]
+    ours += [getattr(f[3], "pattern", f[3]) for f in warnings.filters if f[3] is not None and "hydra" in str(f[3])]
+    hydra = os.environ.get("HYDRA_FULL_ERROR")
+    return [root.level, len(root.handlers), sorted(ours), hydra, sys.excepthook is sys.__excepthook__]
+before = state()
+import relpos_fairseq, fairseq
+from fairseq.models.transformer import TransformerModel
+print(json.dumps([before, state()]))
+"""
+
+
+def test_a_host_program_keeps_its_logging_warnings_and_environment():
+    """Importing the plugin and fairseq prints nothing, and changes nothing that the rest of a program sees."""
+    done = subprocess.run([sys.executable, "-c", HOST], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    before, after = json.loads(done.stdout)
+    assert after == before
+    assert "tensorboardX" not in done.stderr
