@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.modules import multihead_attention
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
+from relpos_fairseq.nn import self_attention
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import PositionTerms
@@ -284,7 +284,7 @@ def record_attention(
     layers = [attention for stack in stacks for attention in stack.attentions]
     hooks = [attention.register_forward_pre_hook(enter) for attention in layers]
     try:
-        with mock.patch.object(multihead_attention, "attend", recorded):
+        with mock.patch.object(self_attention, "attend", recorded):
             model(**sentence.net_input)
     finally:
         for hook in hooks:
