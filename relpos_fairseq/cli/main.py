@@ -20,7 +20,7 @@ GROUPS = (
     ("prepare", "prepare", "wmt lm mlm glue qa"),
     ("prepare", "", "corpus"),
     ("convert", "", "convert average"),
-    ("use", "", "translate sample fill answer score"),
+    ("use", "", "translate sample fill answer classify score"),
     ("evaluate", "evaluate", "lm length qa xtreme"),
     ("evaluate", "finetune", "glue xtreme"),
     ("convert", "export", "ct2 onnx transformers"),

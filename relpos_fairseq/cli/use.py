@@ -1,4 +1,4 @@
-"""`relpos translate|sample|fill|answer|score`: trained models on raw text, and scores of what they wrote."""
+"""`relpos translate|sample|fill|answer|classify|score`: trained models on raw text, and scores of what they wrote."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -139,6 +139,34 @@ class Answer:
         from relpos_fairseq.inference.commands import answer_questions
 
         answer_questions(self)
+
+
+@command("classify", "the label of each sentence or pair, by a fine-tuned classifier")
+class Classify:
+    """Classify sentences, or pairs parted by a tab, by a model that was fine-tuned on sentence_prediction.
+
+        echo "A fine film." | relpos classify checkpoints/checkpoint_best.pt
+        printf 'It rains.\\tIt is wet.\\n' | relpos classify checkpoints/checkpoint_best.pt
+        relpos classify checkpoints/checkpoint_best.pt lines.txt --jsonl
+
+    The tokenizer, dictionaries and labels are those of training, which lie in text/ beside the
+    checkpoint. Prints the likeliest label and its probability, parted by a tab, for each line; for a
+    regression its number; with --jsonl {"line", "source", "label", "probability", "probabilities"} or
+    {"line", "source", "score"}. An empty line has an empty answer.
+    """
+
+    checkpoint: Path = argument(metavar="CHECKPOINT")
+    file: Path | None = argument("an example a line (standard input)", nargs="?", metavar="FILE", default=None)
+    out: Path | None = option(None, OUT)
+    data: Path | None = option(None, DATA)
+    on_long_line: str = option("fail", "default: %(default)s", choices=("fail", "cut"))
+    jsonl: bool = flag("print a JSON object a line")
+    cpu: bool = flag("no GPU")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.evaluation.classification import classify_lines
+
+        classify_lines(self)
 
 
 @command("score", "score translations by BLEU and chrF, and compare two systems")

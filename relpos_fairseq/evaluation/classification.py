@@ -1,19 +1,31 @@
-"""Predict the labels of sentences by a fine-tuned classifier, on data that `relpos prepare glue` wrote."""
+"""Predict labels by a fine-tuned classifier: of raw text, or of data that `relpos prepare glue` wrote."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from relpos_fairseq.inference.commands import as_json, lines_of, quietly, writer
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.progress import progress
+from relpos_fairseq.preparation.glue import shorten
+from relpos_fairseq.text.assets import SymbolText, Text, find_assets, read_text
+from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+logger = logging.getLogger(__name__)
 BATCH = 64
+BUFFER = 64 * BATCH  # lines that are read, and sorted by length, at a time
 XNLI = "XNLI"
 
 
@@ -47,21 +59,26 @@ def xnli_splits(data: Path) -> dict[str, Splits]:
 class Classifier:
     """A fine-tuned model and its task."""
 
-    def __init__(self, checkpoint: Path, data: Path, cpu: bool = False) -> None:
+    def __init__(self, checkpoint: Path, data: Path | None, cpu: bool = False) -> None:
         """Load a checkpoint of the task sentence_prediction, and the folder of a task's data.
+
+        Args:
+            checkpoint: the model's file.
+            data: folder of `relpos prepare glue`; None: the text beside the checkpoint.
+            cpu: use no GPU.
 
         Raises:
             UserError: the checkpoint is of another task.
         """
         import torch
         from fairseq import checkpoint_utils
+        from fairseq.dataclass.utils import overwrite_args_by_name
 
         from relpos_fairseq.inference.checkpoints.loading import read_trusted
 
         if not checkpoint.is_file():
             raise UserError(f"there is no checkpoint {checkpoint}")
-        overrides = {"data": str(data)}
-        state = read_trusted(checkpoint, overrides)
+        state = read_trusted(checkpoint)
         trained = state["cfg"]["task"]
         name = getattr(trained, "classification_head_name", None)
         if name is None:  # before another task looks for files that are not there
@@ -69,9 +86,9 @@ class Classifier:
                 f"{checkpoint} is no fine-tuned classifier: it was trained with task "
                 f"{trained._name}; fine-tune with relpos finetune glue --keep-models"
             )
-        models, _, self.task = checkpoint_utils.load_model_ensemble_and_task(
-            [str(checkpoint)], arg_overrides=overrides, state=state
-        )
+        self.folder = data or find_assets(checkpoint, None, trained.data, state)
+        overwrite_args_by_name(state["cfg"], {"data": str(self.folder)})  # fairseq forgets it where it gets a state
+        models, _, self.task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
         self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
         self.model, self.head = models[0].eval().to(self.device), str(name)
         known: list[str] = []
@@ -117,6 +134,111 @@ class Classifier:
             )
         order = range(len(dataset))
         return [found[n] for n in order], [right[n] for n in order] if right else None
+
+    def of_texts(self, texts: Mapping[int, tuple[str, ...]], cut: bool = False) -> dict[int, Tensor]:
+        """Return the head's outputs (classes,) for numbered texts, computed in batches of about equal lengths.
+
+        Args:
+            texts: one or two sentences each, as many as an example of the training data has.
+            cut: shorten what is too long, as `relpos prepare glue` does; else it is an error.
+        """
+        import torch
+        from fairseq import utils
+        from fairseq.data.data_utils import collate_tokens
+
+        words = self.task.source_dictionary
+        encoded = {number: self._encode(one, cut, number) for number, one in texts.items()}
+        order = sorted(encoded, key=lambda n: -sum(map(len, encoded[n])))
+        found: dict[int, Tensor] = {}
+        for start in range(0, len(order), BATCH):
+            batch = order[start : start + BATCH]
+            rows = [torch.tensor([*np.concatenate(encoded[n])]) for n in batch]
+            sample = {"src_tokens": collate_tokens(rows, words.pad()), "src_lengths": torch.tensor([*map(len, rows)])}
+            if getattr(self.task, "wants_segments", False):
+                from relpos_fairseq.tasks.sentence_pairs import segments_of_parts
+
+                segments = [segments_of_parts([*map(len, encoded[n])]) for n in batch]
+                sample["segments"] = collate_tokens(segments, 0)
+            sample = utils.move_to_cuda(sample) if self.device.type == "cuda" else sample
+            with torch.no_grad():
+                logits, _ = self.model(**sample, features_only=True, classification_head_name=self.head)
+            found.update(zip(batch, logits.float().cpu(), strict=True))
+        return found
+
+    @cached_property
+    def text(self) -> Text:
+        """How text becomes symbols, as the folder of the data says."""
+        found = read_text(self.folder)
+        if isinstance(found, SymbolText):
+            logger.warning(
+                "%s has no tokenizer (relpos prepare glue writes it, in input0): text is taken as symbols of its "
+                "dict.txt, joined by spaces",
+                self.folder,
+            )
+        return found
+
+    @property
+    def sentences(self) -> int:
+        """How many sentences an example of the training data has: 1 or 2."""
+        return 1 + (self.folder / "input1" / DICTIONARY).is_file()
+
+    def _encode(self, texts: tuple[str, ...], cut: bool, number: int) -> list[np.ndarray]:
+        """Return the ids of each sentence of an example, with the special tokens that the task puts around them."""
+        words, cfg = self.task.source_dictionary, self.task.cfg
+        if len(texts) != self.sentences or not all(texts):
+            raise UserError(
+                f"line {number}: the model was trained on {('sentences', 'pairs of sentences')[self.sentences - 1]}: "
+                f"give {('one sentence', 'two, parted by a tab,')[self.sentences - 1]} a line"
+            )
+        parts = tuple(np.array([*map(words.index, self.text.encode(one))], dtype=np.int64) for one in texts)
+        before = (cfg.init_token, cfg.separator_token)
+        longest = int(min(self.model.max_positions(), 10**6))
+        special = sum(1 + (token is not None) for token, _ in zip(before, parts, strict=False))
+        if (size := special + sum(map(len, parts))) > longest:
+            if not cut:
+                raise UserError(
+                    f"line {number} has {size:,} symbols, and the model takes {longest:,}: shorten it, or give "
+                    "--on-long-line cut"
+                )
+            parts = shorten(parts, longest)
+        return [
+            np.array([*([] if token is None else [token]), *part, words.eos()])
+            for token, part in zip(before, parts, strict=False)
+        ]
+
+
+def classify_lines(args: Any) -> None:
+    """Run `relpos classify`: a label and its probability, or a number, for each line."""
+    quietly()
+    typed = args.file is None and sys.stdin.isatty()
+    lines, done = lines_of(args.file), 0
+    if args.data:
+        find_assets(args.checkpoint, args.data)
+    classifier = Classifier(args.checkpoint, args.data, args.cpu)
+    with writer(args.out) as write, progress(description="classify", unit="lines") as bar:
+        while chunk := list(islice(lines, 1 if typed else BUFFER)):
+            numbered = dict(enumerate(chunk, done + 1))
+            texts = {n: tuple(part.strip() for part in line.split("\t")) for n, line in numbered.items()}
+            outputs = classifier.of_texts({n: one for n, one in texts.items() if any(one)}, args.on_long_line == "cut")
+            for number, line in numbered.items():
+                write(_shown(classifier.names, outputs.get(number), {"line": number, "source": line}, args))
+            done += len(chunk)
+            bar.update(len(chunk))
+
+
+def _shown(names: Sequence[str], output: Tensor | None, known: dict[str, Any], args: Any) -> str:
+    """Return the line for an example; an empty one (no output) has no label."""
+    if output is None:
+        return as_json(known | {"label" if names else "score": None}) if args.jsonl else ""
+    if not names:
+        score = round(float(output[0]), 4)
+        return as_json(known | {"score": score}) if args.jsonl else f"{score:.4f}"
+    probabilities = [round(one, 6) for one in output.softmax(-1).tolist()]
+    best = int(output.argmax())
+    if not args.jsonl:
+        return f"{names[best]}\t{probabilities[best]:.4f}"
+    every = dict(zip(names, probabilities, strict=True))
+    return as_json(known | {"label": names[best], "probability": probabilities[best], "probabilities": every})
 
 
 def in_order(own: Sequence[str], known: Sequence[str], checkpoint: Path) -> list[str]:

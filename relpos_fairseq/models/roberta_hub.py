@@ -17,7 +17,8 @@ from fairseq import hub_utils, utils
 from torch import Tensor, nn
 
 from relpos_fairseq.tasks.sentence_pairs import segments_of_parts
-from relpos_fairseq.text import MASK, MODEL_FILES, Tokenizer, load_tokenizer
+from relpos_fairseq.text import MASK, Tokenizer, load_tokenizer
+from relpos_fairseq.text.assets import tokenizer_folder
 
 logger = logging.getLogger(__name__)
 
@@ -201,19 +202,10 @@ def from_pretrained(
     tokenizer = bpe
     if not isinstance(bpe, Tokenizer):
         data = Path(loaded["task"].cfg.data.split(":")[0])
-        folders = (data, data / "input0", Path(model_name_or_path))
-        tokenizer = load_tokenizer(bpe) if bpe else _tokenizer_of(folders)
+        if bpe is None and (bpe := tokenizer_folder(data, Path(model_name_or_path))) is None:
+            logger.warning(
+                "no tokenizer beside the data or the checkpoint: text is taken as symbols of dict.txt, "
+                "joined by spaces (or give bpe=FOLDER)"
+            )
+        tokenizer = load_tokenizer(bpe) if bpe else None
     return RelPosRobertaHub(loaded["args"], loaded["task"], loaded["models"][0], tokenizer)
-
-
-def _tokenizer_of(folders: Sequence[Path]) -> Tokenizer | None:
-    """Load the tokenizer of the first folder that has one, or return None; a broken one is an error."""
-    for folder in folders:
-        if any((folder / name).is_file() for name in MODEL_FILES):
-            logger.info("tokenizer of %s", folder)
-            return load_tokenizer(folder)
-    logger.warning(
-        "no tokenizer beside the data or the checkpoint: text is taken as symbols of dict.txt, "
-        "joined by spaces (or give bpe=FOLDER)"
-    )
-    return None

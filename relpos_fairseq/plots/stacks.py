@@ -22,7 +22,8 @@ from relpos_fairseq.nn import self_attention
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import PositionTerms
-from relpos_fairseq.text import MODEL_FILES, load_tokenizer, provenance
+from relpos_fairseq.text import load_tokenizer, provenance
+from relpos_fairseq.text.assets import tokenizer_folder
 
 SPECIALS = 4  # fairseq's own symbols: <s>, <pad>, </s>, <unk>
 
@@ -197,10 +198,8 @@ def further_sentences(task: Any, count: int) -> list[SentenceInput]:
 
 def in_pieces(words: str, data: Path) -> str:
     """Return a sentence tokenized by the tokenizer in the data folder, or unchanged if there is none."""
-    for folder in (data, data / "input0"):
-        if any((folder / name).is_file() for name in MODEL_FILES):
-            return " ".join(load_tokenizer(folder).encode(words).pieces)
-    return words
+    folder = tokenizer_folder(data)
+    return " ".join(load_tokenizer(folder).encode(words).pieces) if folder else words
 
 
 def sample_of(task: Any, split: str, index: int = 0) -> tuple[dict[str, Any] | None, str]:

@@ -2,7 +2,7 @@
 
 An input's item is its ids and </s>; the task puts <s> (--init-token 0) before the first and a separator
 (--separator-token 2) before the second: `<s> A </s> </s> B </s>`. A class is one symbol of label/dict.txt, in the
-task's order; a number is a line of label/SPLIT.label.
+task's order; a number is a line of label/SPLIT.label.  input0 has the tokenizer as well.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ def write_task(task: GlueTask, root: Path, folder: Path, vocabulary: Vocabulary,
         for split, source in sources_of(task, root).items():
             found = _write_split(task, split, source, temporary, vocabulary, options)
             counts.update({f"{split}_{name}": value for name, value in found.items()})
-        for part in ("input0", "input1") if task.pairs else ("input0",):
-            copy_file(vocabulary.folder / DICTIONARY, temporary / part / DICTIONARY)
+        for path in tokenizer_files(vocabulary.folder):  # with its dictionary
+            copy_file(path, temporary / "input0" / path.name)
+        if task.pairs:
+            copy_file(vocabulary.folder / DICTIONARY, temporary / "input1" / DICTIONARY)
         if not task.regression:
             labels = ((label, 1) for label in task.labels)
             write_dictionary(temporary / "label" / DICTIONARY, labels)

@@ -45,7 +45,7 @@ WORD_STARTS_FILE = "word_starts.txt"
 UNIT_FILES = ("bpe.codes", SENTENCEPIECE_MODEL)  # of `prepare wmt`, in its folder units/
 TEXT_FOLDER, HASHED = "text", re.compile(r"text-[0-9a-f]{8}")
 TEXT_FILES = (*FILES, *UNIT_FILES, WORD_STARTS_FILE)
-DATA_PARTS = ("", "input0", "label")  # GLUE's data have dictionaries in input0 and label
+DATA_PARTS = ("", "input0", "input1", "label")  # sentence_prediction has dictionaries in these; pairs have input1
 LANGUAGE_CODE = re.compile(">>.+?<<")
 
 
@@ -159,10 +159,8 @@ def read_text(folder: Path, language: str | None = None) -> Text:
         return ParallelText(language, settings["tokenizer"], settings["bpe"], unit_file(folder, settings["bpe"]))
     if level := facts.get("level"):
         return LevelText(level, unit_file(folder, level) if level == SENTENCEPIECE else None)
-    for place in (folder, folder / "input0"):
-        if any((place / name).is_file() for name in MODEL_FILES):
-            return TokenizerText(place)
-    return SymbolText()
+    place = tokenizer_folder(folder)
+    return TokenizerText(place) if place else SymbolText()
 
 
 # Ids of a folder's dictionary
@@ -245,6 +243,12 @@ def _read_flags(path: Path, size: int) -> list[bool]:
 def tokenizer_files(folder: str | Path) -> list[Path]:
     """Return the files of a tokenizer and its dictionary that a folder has; other files of it are not listed."""
     return [path for path in (Path(folder) / name for name in (*FILES, DICTIONARY)) if path.is_file()]
+
+
+def tokenizer_folder(*data: Path) -> Path | None:
+    """Return the first folder with a tokenizer: a data folder, or the input0 of one; None if there is none."""
+    places = (place for folder in data for place in (folder, folder / "input0"))
+    return next((place for place in places if any((place / name).is_file() for name in MODEL_FILES)), None)
 
 
 def piece_file(language: str) -> str:

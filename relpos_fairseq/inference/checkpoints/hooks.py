@@ -42,6 +42,7 @@ from relpos_fairseq.text.assets import (
     manifest_of,
     read_text,
     text_folders,
+    tokenizer_folder,
 )
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class FolderText:
 
 # from_pretrained of generating models: raw text, and memory, without further arguments
 
+GPT2 = "gpt2"  # what fairseq's RobertaModel.from_pretrained takes for any checkpoint, from a server
 Fairseq = hub_utils.GeneratorHubInterface
 
 
@@ -115,8 +117,14 @@ def install_text_hub() -> None:
         if data_name_or_path == "." and text_folders(folder):
             first = folder / str(checkpoint_file).split(os.pathsep)[0]
             data_name_or_path = str(find_assets(first, None).absolute())
+        if kwargs.get("bpe") == GPT2 and (place := tokenizer_folder(folder / data_name_or_path)):
+            kwargs |= {"bpe": "relpos", "tokenizer_folder": str(place.absolute())}
         where = (model_name_or_path, checkpoint_file, data_name_or_path)
-        return original(*where, archive_map, **kwargs)
+        found = original(*where, archive_map, **kwargs)
+        if kwargs.get("bpe") == GPT2 and all(map(is_ours, found["models"])):
+            logger.warning("no tokenizer beside the data or the checkpoint: this interface reads ids, not text")
+            found["args"].bpe = None
+        return found
 
 
 def tell_length_of_generation() -> None:

@@ -93,6 +93,7 @@ JOBS = {
     "segment_language_modeling": "relpos sample",
     "masked_lm": "relpos fill",
     "question_answering": "relpos answer",
+    "sentence_prediction": "relpos classify",
 }
 ENDLESS = 10**6  # positions: fairseq's own large numbers are above it
 
