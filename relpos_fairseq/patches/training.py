@@ -173,6 +173,14 @@ def call_main(original, cfg, main, **kwargs):
     task, arch = (getattr(cfg.get(part), "_name", None) for part in ("task", "model"))
     if task in TASKS_OF_OTHERS and str(arch).startswith("relpos_"):
         raise ValueError(f"--task {task} trains {TASKS_OF_OTHERS[task]} alone, not {arch}: choose another --task")
+    context, block = (
+        getattr(cfg.get("eval_lm"), "context_window", 0),
+        getattr(cfg.get("task"), "tokens_per_sample", None),
+    )
+    if block and context >= block:  # only eval-lm reads it
+        raise ValueError(
+            f"--context-window {context} leaves nothing to score of --tokens-per-sample {block}: give less context"
+        )
     if _without_gpu(cfg):
         by_torchrun = all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))
         if given.distributed_init_method is None and by_torchrun and int(os.environ["WORLD_SIZE"]) > 1:

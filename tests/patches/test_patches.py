@@ -160,6 +160,17 @@ def call(config: DictConfig) -> list[int]:
     return trained
 
 
+@pytest.mark.parametrize("context", [7, 8, 9])
+def test_context_leaves_tokens_to_score(config, alone, context: int) -> None:
+    """Without the patch, fairseq would divide by zero where the context fills the block."""
+    config.task, config.eval_lm.context_window = {"tokens_per_sample": 8}, context
+    if context < 8:
+        assert call(config) == [0]
+        return
+    with pytest.raises(ValueError, match=f"--context-window {context} .*--tokens-per-sample 8"):
+        call(config)
+
+
 @pytest.mark.parametrize("backend", ["nccl", "mpi"])
 def test_processes_on_cpus_take_gloo(config, alone, monkeypatch, backend: str) -> None:
     """Those of torchrun, and not nccl, fairseq's default; what was chosen stays."""
