@@ -143,10 +143,10 @@ class Answer:
 
 @command("classify", "the label of each sentence or pair, by a fine-tuned classifier")
 class Classify:
-    """Classify sentences, or pairs parted by a tab, by a model that was fine-tuned on sentence_prediction.
+    r"""Classify sentences, or pairs parted by a tab, by a model that was fine-tuned on sentence_prediction.
 
         echo "A fine film." | relpos classify checkpoints/checkpoint_best.pt
-        printf 'It rains.\\tIt is wet.\\n' | relpos classify checkpoints/checkpoint_best.pt
+        printf 'It rains.\tIt is wet.\n' | relpos classify checkpoints/checkpoint_best.pt
         relpos classify checkpoints/checkpoint_best.pt lines.txt --jsonl
 
     The tokenizer, dictionaries and labels are those of training, which lie in text/ beside the

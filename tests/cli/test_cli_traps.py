@@ -315,6 +315,9 @@ def test_bad_flag_ends_the_command(corpus, tmp_path):
 
 def test_a_bug_keeps_its_traceback(capsys, monkeypatch):
     """Only what this package raises of its input is one line."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    training.print_errors_in_one_line()
     for error in ("relpos_fairseq.schemes.parse_hybrid('m5')", "int('x')", "[][1]"):
         try:
             eval(error, {"relpos_fairseq": relpos_fairseq})
