@@ -323,6 +323,11 @@ def test_raw_pairs_are_classified_as_the_prepared_ones(tmp_path, data, model, ca
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["label"] for row in rows] == [*expected, None] and rows[0]["source"] == "\t".join(raw[0][:2])
     assert sum(rows[0]["probabilities"].values()) == pytest.approx(1, abs=1e-4)
+    moved = classification.Classifier(folder / model.name, None, cpu=True)
+    stored = [data_utils.load_indexed_dataset(str(data / part / "test_de")) for part in ("input0", "input1")]
+    for n, (one, other, _) in enumerate(raw):
+        parts = [part.tolist() for part in moved._encode((one, other), False, n)]
+        assert parts == [[token, *side[n].tolist()] for token, side in zip((0, 2), stored, strict=True)]
     lines.write_text("one sentence\n")
     assert relpos("classify", folder / model.name, lines) == 2
     assert "line 1: the model was trained on pairs of sentences" in capsys.readouterr().err
