@@ -90,9 +90,14 @@ def filter_indices_by_size(original, self, indices, dataset, max_positions=None,
     return kept
 
 
+def options_of(task: Any) -> Any:
+    """Return a task's options: its config, or the Namespace of a task of before hydra."""
+    return getattr(task, "cfg", None) or task.args
+
+
 def _way_out(task: FairseqTask, limit: object) -> str:
     """Return what raises a limit of length: the task's flags, a batch's, or those of a scheme's table."""
-    known = [name for name in LENGTHS if getattr(getattr(task, "cfg", None) or task.args, name, None) is not None]
+    known = [name for name in LENGTHS if getattr(options_of(task), name, None) is not None]
     flags = " and ".join(f"--{name.replace('_', '-')}" for name in known or LENGTHS)
     sides = limit if isinstance(limit, tuple) else (limit,)
     tables = [f"{n.scheme} has a table of {n} positions" for n in sides if hasattr(n, "scheme")]
@@ -170,17 +175,7 @@ TASKS_OF_OTHERS = {"multilingual_translation": "multilingual_transformer", "tran
 def call_main(original, cfg, main, **kwargs):
     """On CPUs use gloo, and train with the processes that torchrun or --distributed-init-method joins to this one."""
     given = cfg.distributed_training
-    task, arch = (getattr(cfg.get(part), "_name", None) for part in ("task", "model"))
-    if task in TASKS_OF_OTHERS and str(arch).startswith("relpos_"):
-        raise ValueError(f"--task {task} trains {TASKS_OF_OTHERS[task]} alone, not {arch}: choose another --task")
-    context, block = (
-        getattr(cfg.get("eval_lm"), "context_window", 0),
-        getattr(cfg.get("task"), "tokens_per_sample", None),
-    )
-    if block and context >= block:  # only eval-lm reads it
-        raise ValueError(
-            f"--context-window {context} leaves nothing to score of --tokens-per-sample {block}: give less context"
-        )
+    _refuse_misfits(cfg)
     if _without_gpu(cfg):
         by_torchrun = all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))
         if given.distributed_init_method is None and by_torchrun and int(os.environ["WORLD_SIZE"]) > 1:
@@ -192,6 +187,19 @@ def call_main(original, cfg, main, **kwargs):
         if given.distributed_init_method is not None:  # this process is one of them
             given.distributed_no_spawn = True
     return original(cfg, main, **kwargs)
+
+
+def _refuse_misfits(cfg: Any) -> None:
+    """Raise an error for a task that trains no model of ours, and for a context that is as long as a block."""
+    task, arch = (getattr(cfg.get(part), "_name", None) for part in ("task", "model"))
+    if task in TASKS_OF_OTHERS and str(arch).startswith("relpos_"):
+        raise ValueError(f"--task {task} trains {TASKS_OF_OTHERS[task]} alone, not {arch}: choose another --task")
+    block = getattr(cfg.get("task"), "tokens_per_sample", None)
+    context = getattr(cfg.get("eval_lm"), "context_window", 0)  # only eval-lm reads it
+    if block and context >= block:
+        raise ValueError(
+            f"--context-window {context} leaves nothing to score of --tokens-per-sample {block}: give less context"
+        )
 
 
 def distributed_main(original, i, main, cfg, kwargs):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ROOT
+from helpers import ROOT, roberta
 from helpers import commands as cli
 
 TINY = {
@@ -35,6 +35,11 @@ TASKS = {
     "language_modeling xl": ("relpos_transformer_xl", "text", LM),
     "masked_lm": ("relpos_roberta", "text", MLM),
     "multilingual_masked_lm": ("relpos_roberta", "languages", MLM[:4]),
+    "sentence_ranking": (
+        "relpos_roberta",
+        "choices",
+        ["--criterion", "sentence_ranking", "--num-classes", "2", "--max-positions", "32", "--init-token", "0"],
+    ),
     "denoising": ("relpos_transformer", "text", BART),
     "multilingual_denoising": ("relpos_transformer", "languages", [*BART, "--langs", "src,tgt", "--add-lang-token"]),
     "translation_from_pretrained_bart": ("relpos_transformer", "pair", ["--langs", "src,tgt"]),
@@ -52,7 +57,12 @@ def data(tmp_path_factory) -> dict[str, Path]:
         files = ["--only-source", "--trainpref", pair.raw / f"{train}.src", "--validpref", pair.raw / "valid.src"]
         cli.call("preprocess", *files, *words, "--destdir", destination)
     shutil.copy(text / "dict.txt", languages / "dict.txt")
-    return {"pair": pair.binary, "text": text, "languages": languages}
+    choices = roberta.write_pairs(folder / "choices")  # which of two sentences goes with the first
+    shutil.copytree(choices / "input1", choices / "input2")
+    for split in ("train", "valid"):
+        labels = (folder / "choices" / "raw" / f"{split}.label").read_text()
+        (choices / f"{split}.label").write_text(labels)
+    return {"pair": pair.binary, "text": text, "languages": languages, "choices": choices}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -69,6 +79,10 @@ def test_a_task_trains_saves_and_resumes(name, data, tmp_path):
     assert (tmp_path / "checkpoint_last.pt").is_file()
     said = cli.call("train", *given, "--max-update", "3")
     assert "num_updates: 3" in said or "3 updates" in said
+    if kind == "pair":
+        where = [*given[:3], "--path", str(tmp_path / "checkpoint_last.pt"), "--task", task, *cli.QUIET, *more]
+        sides = ["--source-lang", "src", "--target-lang", "tgt", "--gen-subset", "valid", "--max-len-b", "5"]
+        assert len(cli.hypotheses(cli.call("generate", *where, *sides))) == cli.VALID_SENTENCES
 
 
 @pytest.mark.parametrize("task", ["multilingual_translation", "translation_lev"])

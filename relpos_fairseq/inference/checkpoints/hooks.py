@@ -30,6 +30,7 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import read_json
 from relpos_fairseq.modules.memory import Memory
 from relpos_fairseq.patches.table import replaces
+from relpos_fairseq.patches.training import options_of
 from relpos_fairseq.placement import Placement, generation_of
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import (
@@ -283,9 +284,8 @@ def facts_of(trainer: Any, epoch: int, score: float | None, best: float | None) 
 
 def name_languages(cfg: Any, task: Any) -> None:
     """Write the languages that fairseq inferred from the data's file names into a task's config."""
-    known = getattr(task, "cfg", None) or task.args  # tasks of before hydra have a Namespace alone
     for side in ("source_lang", "target_lang"):
-        if getattr(cfg, side, "") is None and (found := getattr(known, side, None)) is not None:
+        if getattr(cfg, side, "") is None and (found := getattr(options_of(task), side, None)) is not None:
             setattr(cfg, side, found)
 
 
