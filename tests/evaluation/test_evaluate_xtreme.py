@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq.data import data_utils
-from fairseq.models.roberta import RobertaModel
 
 from helpers import ROOT
 from helpers.commands import call, load, relpos, relpos_job
@@ -306,30 +305,3 @@ def test_average_is_the_papers():
     everything = {"XNLI": {"en": 60.0}} | dict.fromkeys(QA_FILES, {"en": [50.0, 40.0]})
     last = by_language(trials_of(everything)).splitlines()[3]
     assert [part.strip() for part in last.split("|")][2:-1] == ["60.00", *["50.00 / 40.00"] * 3, "47.14"]
-
-
-def test_raw_pairs_are_classified_as_the_prepared_ones(tmp_path, data, model, capsys):
-    """By the text beside the checkpoint alone, wherever it lies; fairseq's hub reads raw text by it too."""
-    folder = tmp_path / "moved"
-    shutil.copytree(model.parent, folder)
-    raw = [line.split("\t") for line in (data.parent / "raw" / "XNLI" / "test-de.tsv").read_text().splitlines()]
-    lines = tmp_path / "pairs.txt"
-    lines.write_text("".join(f"{row[0]}\t{row[1]}\n" for row in raw) + "\n")
-    expected, _ = classification.Classifier(model, data, cpu=True).predict("test_de")
-    assert relpos("classify", folder / model.name, lines) == 0
-    found = capsys.readouterr().out.splitlines()
-    assert [line.split("\t")[0] for line in found] == [*expected, ""]
-    assert relpos("classify", folder / model.name, lines, "--jsonl", "--out", tmp_path / "out.jsonl") == 0
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [row["label"] for row in rows] == [*expected, None] and rows[0]["source"] == "\t".join(raw[0][:2])
-    assert sum(rows[0]["probabilities"].values()) == pytest.approx(1, abs=1e-4)
-    moved = classification.Classifier(folder / model.name, None, cpu=True)
-    stored = [data_utils.load_indexed_dataset(str(data / part / "test_de")) for part in ("input0", "input1")]
-    for n, (one, other, _) in enumerate(raw):
-        parts = [part.tolist() for part in moved._encode((one, other), False, n)]
-        assert parts == [[token, *side[n].tolist()] for token, side in zip((0, 2), stored, strict=True)]
-    lines.write_text("one sentence\n")
-    assert relpos("classify", folder / model.name, lines) == 2
-    assert "line 1: the model was trained on pairs of sentences" in capsys.readouterr().err
-    hub = RobertaModel.from_pretrained(str(folder), model.name)
-    assert hub.predict("nli", hub.encode(*raw[0][:2])[None]).shape == (1, 3)
