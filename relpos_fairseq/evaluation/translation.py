@@ -194,10 +194,10 @@ def metrics(language: str, tokenize: str | None = None, ter: bool = False) -> di
         raise UserError(f"--tokenize must be one of {', '.join(BLEU.TOKENIZERS)}, got {tokenize}")
     try:
         found = {"BLEU": BLEU(**of), "BLEU uncased": BLEU(**of, lowercase=True), "chrF": CHRF()}
-    except (ImportError, RuntimeError) as error:
+    except (ImportError, RuntimeError, OSError) as error:  # a package, or a model that it downloads, is not here
         raise UserError(
-            f"sacrebleu cannot cut {language} ({' '.join(str(error).split())}): install what it names, or give "
-            f"--tokenize char"
+            f"sacrebleu cannot cut {language} by {tokenize or 'its tokenizer'} ({' '.join(str(error).split())}): get "
+            f"what it names, or give --tokenize char"
         ) from error
     return found | ({"TER": TER()} if ter else {})
 

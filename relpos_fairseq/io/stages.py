@@ -188,11 +188,13 @@ def check_folder(folder: Path) -> int:
     """Compare every file below a folder that a manifest or stamp lists with its hash; return how many there are.
 
     Raises:
-        UserError: One differs, or is missing.
+        UserError: One differs, or is missing, or there is none.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder")
     files = [path for path in files_below(folder) if STAMPS not in path.parts and listed(path)]
+    if not files:
+        raise UserError(f"{folder} holds no file that a manifest.json lists: name a folder that `relpos prepare` wrote")
     for path in files:
         check_unchanged(path, full=True)
     for name, described in _outputs_of(folder / "manifest.json").items():

@@ -116,11 +116,13 @@ class PositionAttention(SelfAttention):
         before = 0 if memory is None else memory.size(1)
         if cache is not None:
             before = cache.length
+        mask = None if key_padding_mask is None else key_padding_mask.bool()
+        self._check(x, mask, segments, before, memory is not None)
         tokens = x.new_zeros(x.size(0), before + x.size(1), dtype=torch.long)
         if cache is not None and cache.padding is not None:
             tokens[:, :before] = cache.padding.long() * PADDING
-        if key_padding_mask is not None:
-            tokens[:, -key_padding_mask.size(1) :] = key_padding_mask.long() * PADDING
+        if mask is not None:
+            tokens[:, -mask.size(1) :] = mask.long() * PADDING
         added, context = self.positions.of(
             tokens,
             PADDING,
@@ -131,11 +133,24 @@ class PositionAttention(SelfAttention):
         )
         context = replace(context, window=window, memory=None if memory is None else memory.transpose(0, 1))
         query = (x if added is None else x + added).transpose(0, 1)
-        mask = None if key_padding_mask is None else key_padding_mask.bool()
         if mask is not None and memory is not None and mask.size(1) == x.size(1):
             mask = nn.functional.pad(mask, (before, 0))
         out, probs = self.attend(query, context, mask, cache, need_weights)
         return (out.transpose(0, 1), probs) if need_weights else out.transpose(0, 1)
+
+    def _check(self, x: Tensor, mask: Tensor | None, segments: Tensor | None, before: int, with_memory: bool) -> None:
+        """Raise a ValueError for a tensor whose shape is not what `forward` says."""
+        if x.dim() != 3 or x.size(2) != self.embed_dim:
+            raise ValueError(f"x must be (batch, length, {self.embed_dim}), got {tuple(x.shape)}")
+        batch, length, _ = x.shape
+        lengths = (length, before + length) if with_memory else (length,)
+        if mask is not None and tuple(mask.shape) not in {(batch, n) for n in lengths}:
+            wanted = " or ".join(str((batch, n)) for n in lengths)
+            raise ValueError(f"key_padding_mask must be {wanted}, got {tuple(mask.shape)}")
+        wants = self.positions.plan.segment_encoding != "none"
+        if segments is None and wants or segments is not None and segments.shape != (batch, before + length):
+            got = None if segments is None else tuple(segments.shape)
+            raise ValueError(f"segments must be {(batch, before + length)}, a number for each key, got {got}")
 
 
 def _config(scheme: str, backend: str, options: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import urllib.error
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import sacrebleu
 import torch
 
 from helpers import commands as cli
+from relpos_fairseq.evaluation import translation
 
 REFERENCE = ["Das ist ein Haus.", "Ein Hund, der bellt, beißt nicht!", "Er sagt: „Ja“.", "Ende."] * 5
 TOKENS = [
@@ -269,3 +271,14 @@ def test_several_references(tmp_path):
     assert score(tmp_path / "b", "--reference", tmp_path / "a", tmp_path / "b", *given) == 0
     assert json.loads((tmp_path / "json").read_text())[str(tmp_path / "b")]["BLEU uncased"][0] > 50
     assert score(tmp_path / "b", "--reference", tmp_path / "a", tmp_path / "c", *given) == 2
+
+
+def test_a_tokenizer_that_cannot_be_downloaded_is_one_line(tmp_path, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(translation, "BLEU", type("BLEU", (), {"TOKENIZERS": ["flores200"], "__init__": refuse}))
+    (tmp_path / "a").write_text("one\n")
+    given = ["--reference", tmp_path / "a", "--language", "en", "--tokenize", "flores200"]
+    assert score(tmp_path / "a", *given) == 2
+    assert "sacrebleu cannot cut en by flores200 (<urlopen error no network>)" in capsys.readouterr().err

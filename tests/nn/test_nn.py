@@ -113,6 +113,32 @@ def test_refusals(given, said):
         PositionAttention(WIDTH, HEADS, "m4")(states(1, 2, WIDTH).float(), cache=AttentionCache())
 
 
+@pytest.mark.parametrize(
+    ("shape", "given", "said"),
+    [
+        ((5, WIDTH), {}, r"x must be \(batch, length, 8\)"),
+        ((2, 5, WIDTH + 1), {}, r"got \(2, 5, 9\)"),
+        ((2, 5, WIDTH), {"key_padding_mask": torch.zeros(2, 1)}, r"key_padding_mask must be \(2, 5\), got \(2, 1\)"),
+        ((2, 5, WIDTH), {"segments": torch.zeros(2, 1)}, r"segments must be \(2, 5\)"),
+        ((2, 5, WIDTH), {"window": 0}, "window must be >= 1"),
+    ],
+)
+def test_shapes_are_checked(shape, given, said):
+    """A mask of one column would else hide all keys or none, without a word."""
+    with pytest.raises(ValueError, match=said):
+        PositionAttention(WIDTH, HEADS, "m4")(torch.zeros(shape), **given)
+    with pytest.raises(ValueError, match="segments must be .* got None"):
+        PositionAttention(WIDTH, HEADS, "m4", segment_encoding="head")(torch.zeros(2, 5, WIDTH))
+
+
+def test_a_mask_of_minus_infinity_is_one_of_true():
+    module, x = PositionAttention(WIDTH, HEADS, "learned+m4").double().eval(), states(2, 5, WIDTH)
+    mask = torch.zeros(2, 5, dtype=torch.bool)
+    mask[0, :2] = True
+    added = torch.zeros(2, 5).masked_fill(mask, float("-inf"))
+    torch.testing.assert_close(module(x, added)[~mask], module(x, mask)[~mask], rtol=0, atol=0)
+
+
 def test_needs_no_fairseq():
     """The README's example runs where fairseq cannot be imported."""
     page = (ROOT / "README.md").read_text()

@@ -255,6 +255,8 @@ def test_damaged_data_are_not_read(tmp_path, capsys):
     os.utime(valid, ns=(old.st_atime_ns, old.st_mtime_ns))
     load()  # nothing tells, unless every byte is read
     assert relpos("doctor", "--verify", out) == 2 and "valid.bin is not the file" in capsys.readouterr().err
+    (tmp_path / "none").mkdir()
+    assert relpos("doctor", "--verify", tmp_path / "none") == 2 and "holds no file" in capsys.readouterr().err
     valid.write_bytes(whole[:-2])
     os.utime(valid, ns=(old.st_atime_ns, old.st_mtime_ns))
     with pytest.raises(UserError, match="valid.bin is not"):
