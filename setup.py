@@ -45,8 +45,8 @@ EXTRAS = {
     "test": ["pytest>=8", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "sentencepiece", "matplotlib"],
     "plot": ["matplotlib"],
     "benchmark": ["matplotlib", "sentencepiece"],
-    "data": ["sentencepiece", "sacremoses", "subword-nmt", "tokenizers", "requests"],
-    "convert": ["safetensors", "tokenizers"],
+    "data": ["sentencepiece>=0.2", "protobuf", "sacremoses", "subword-nmt", "tokenizers>=0.20", "requests"],
+    "convert": ["safetensors", "tokenizers>=0.20", "sentencepiece>=0.2", "protobuf"],
     "ct2": ["ctranslate2>=4.8.3"],
     "onnx": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.5"],
     "lm-eval": ["lm-eval>=0.4.13"],  # beside transformers 4: datasets<5 and huggingface_hub<1

@@ -89,13 +89,14 @@ class Sample:
 
 @command("fill", "the likeliest words for <mask>, by a masked language model")
 class Fill:
-    """Fill the one <mask> of each line by a pretrained masked language model.
+    """Fill each <mask> of each line by a pretrained masked language model.
 
         echo "The capital of France is <mask>." | relpos fill checkpoints/checkpoint_best.pt
         relpos fill checkpoints/checkpoint_best.pt lines.txt --top-k 10 --jsonl
 
     Prints the line's number, a probability, the piece and the whole line, parted by tabs, the best
-    first; with --jsonl {"line", "source", "filled": [{"text", "probability", "piece"}]}.
+    first; with --jsonl {"line", "source", "filled": [{"text", "probability", "piece"}]}. A line of
+    several <mask> is filled one after the other, and the JSON objects name the "mask" too.
     """
 
     checkpoint: Path = argument(metavar="CHECKPOINT")

@@ -28,7 +28,9 @@ from relpos_fairseq.conversion.writer import (
 from relpos_fairseq.io.errors import unreadable
 from relpos_fairseq.patches.checkpoints import allow_checkpoint_types
 from relpos_fairseq.schemes import named_elsewhere
-from relpos_fairseq.text import FILES
+from relpos_fairseq.text.assets import DATA_PARTS, tokenizer_folder
+from relpos_fairseq.text.dictionary import FILE as DICTIONARY
+from relpos_fairseq.text.folders import tokenizer_paths
 
 # Options of RelPosRobertaConfig that fairseq's RobertaModel has under the same names.
 _SHARED = (
@@ -204,10 +206,10 @@ def check(source: SourceModel) -> None:
 
 
 def asset_files_of(folder: Path) -> list[Path]:
-    """Return a folder's dict.txt (input0/dict.txt in data of sentence_prediction) and its tokenizer's files."""
-    own = (folder / "dict.txt").is_file()
-    names = ("dict.txt" if own else "input0/dict.txt", *FILES)
-    return [folder / name for name in names if (folder / name).is_file()]
+    """Return a folder's dict.txt and its tokenizer's files; in data of sentence_prediction they lie in input0/."""
+    dictionary = next((path for part in DATA_PARTS[:2] if (path := folder / part / DICTIONARY).is_file()), None)
+    place = tokenizer_folder(folder)
+    return [*([dictionary] if dictionary else []), *(tokenizer_paths(place) if place else [])]
 
 
 # Folders of `relpos export transformers`, as they were written or as transformers saved them again.

@@ -35,15 +35,13 @@ from relpos_fairseq.conversion.huggingface_import import (
 )
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError, Outputs, Probe
-from relpos_fairseq.conversion.source import SourceModel, plan_of
+from relpos_fairseq.conversion.source import SourceModel, plan_of, separators_of
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint
 from relpos_fairseq.conversion.weight_files import import_safetensors
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class
 from relpos_fairseq.text import MASK, SPECIAL
-
-BERT_FILES = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}  # what transformers' BERT tokenizer reads
 
 
 def to_hf(
@@ -245,38 +243,14 @@ def save_hf(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) ->
     (folder / "config.json").write_text(text, encoding="utf-8")
 
 
-def leave_unread(vocabulary: Vocabulary, family: str) -> list[str]:
-    """Drop a vocabulary's tokenizer files if transformers' BERT tokenizer cannot read them; return notes for the user.
-
-    They stay in RoBERTa's folders, and where tokenizer_config.json names a tokenizer class, with which transformers
-    reads them.  `vocabulary` is changed in place.
-    """
-    texts = dict(vocabulary.made)
-    for file in vocabulary.files:
-        if file.name == "tokenizer_config.json":
-            texts.setdefault(file.name, file.read_text(encoding="utf-8"))
-    named = "tokenizer_class" in texts.get("tokenizer_config.json", "")
-    names = sorted({*(file.name for file in vocabulary.files), *vocabulary.made})
-    if family != "bert" or named or set(names) <= BERT_FILES:
-        return []
-    vocabulary.files, vocabulary.made = [], {}
-    return [
-        f"{', '.join(names)} left out: transformers' BERT tokenizer does not read them "
-        f"(--to hf-roberta takes RoBERTa's along)"
-    ]
-
-
 def export_order(source: SourceModel) -> Vocabulary:
     """Return the order that the embedding's rows get in the Hugging Face model of a relpos_roberta.
 
     A model that was converted to relpos_roberta gets back the order that it had before; for others see
     `of_checkpoint`.
     """
-    if source.source_rows is not None:
-        files = [path for path in source.files if path.name != "dict.txt"]
-        return Vocabulary([], source.source_rows, files)
-    types = source.plan.segment_encoding == "input"
-    return of_checkpoint(source.files, source.rows, types)
+    segments, longest = source.plan.segment_encoding == "input", int(source.values["max_positions"])
+    return of_checkpoint(source.files, source.rows, source.source_rows, separators_of(source.task), segments, longest)
 
 
 def outputs_of_folder(

@@ -8,7 +8,7 @@
     layer_norm_eps        --layer-norm-eps
     DeBERTa               `hf_deberta`
 
-transformers 4 (tested: 4.44.2 and 4.46.3) has the relative kinds, 5 no longer has them. Rows of the embedding are put
+transformers 4 (tested: 4.46.3) has the relative kinds, 5 no longer has them. Rows of the embedding are put
 in fairseq's order (`vocabulary`).
 """
 

@@ -28,7 +28,7 @@ from relpos_fairseq.conversion.checkpoints import (
     read_exported_roberta,
     read_file,
 )
-from relpos_fairseq.conversion.huggingface_export import export_order, leave_unread, outputs_of_folder, save_hf, to_hf
+from relpos_fairseq.conversion.huggingface_export import export_order, outputs_of_folder, save_hf, to_hf
 from relpos_fairseq.conversion.huggingface_import import FAMILIES, read_huggingface, transformers_release
 from relpos_fairseq.conversion.layouts import places
 from relpos_fairseq.conversion.marian import MARIAN, read_marian
@@ -46,15 +46,14 @@ from relpos_fairseq.conversion.report import (
 )
 from relpos_fairseq.conversion.source import GeneratingSource, SourceModel, plan_of, target_values
 from relpos_fairseq.conversion.transformer_xl_original import is_original_xl, read_original_xl
-from relpos_fairseq.conversion.vocabulary import of_sentencepiece
 from relpos_fairseq.conversion.weight_files import read_json
 from relpos_fairseq.conversion.writer import build_roberta, checkpoint_of, run_generating, write_checkpoint, write_texts
 from relpos_fairseq.io.files import atomic_folder, atomic_path
-from relpos_fairseq.text import MODEL_FILES
+from relpos_fairseq.text.assets import find_assets, text_folders
+from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
 HUGGING_FACE = ("hf-bert", "hf-roberta")
 LENGTH = 1024  # positions of a translation model that sets none
-SENTENCEPIECE = "sentencepiece.bpe.model"
 Writer = Callable[[Path], None]
 
 
@@ -216,7 +215,7 @@ def read_source(path: Path) -> SourceModel:
 
 
 def read_encoder(path: Path, data: Path | None) -> SourceModel:
-    """Read a BERT or RoBERTa, with dictionary and tokenizer from `data` where they are not beside it.
+    """Read a BERT or RoBERTa, with dictionary and tokenizer from `data`, or from `text/` beside it.
 
     Raises:
         ConversionError: as `read_source`, or `data` holds neither.
@@ -228,6 +227,8 @@ def read_encoder(path: Path, data: Path | None) -> SourceModel:
         source.files = asset_files_of(data)
         if not source.files:
             raise ConversionError(f"--data {data} holds neither dict.txt nor a tokenizer")
+    elif source.path.is_file() and text_folders(source.path.parent):
+        source.files = asset_files_of(find_assets(source.path, None))
     return source
 
 
@@ -297,7 +298,7 @@ def _about(source: SourceModel, report: ConversionReport, differences: dict[str,
 
 def _task(source: SourceModel) -> dict[str, Any]:
     """Return the source's task options for the result, beside which its tokenizer will lie."""
-    carried = any(file.name in MODEL_FILES for file in source.files)
+    carried = any(file.name != DICTIONARY for file in source.files)
     return {n: v for n, v in source.task.items() if not (carried and n == "tokenizer_folder")}
 
 
@@ -335,7 +336,7 @@ def _probe(job: Job, source: SourceModel, values: dict[str, Any]) -> Probe:
 def _checkpoint_writer(source: SourceModel, checkpoint: dict[str, Any], about: dict[str, Any]) -> Writer:
     """Return what writes a RoBERTa's checkpoint with its dictionaries and tokenizer."""
     files = {file.name: file for file in source.files}
-    texts = {} if source.vocabulary is None else {"dict.txt": source.vocabulary.dictionary()}
+    texts = {} if source.vocabulary is None else source.vocabulary.made | {"dict.txt": source.vocabulary.dictionary()}
     options = checkpoint["cfg"]["task"]
     if options["_name"] == "sentence_prediction":  # whose dictionaries have folders of their own
         for part in (files, texts):
@@ -358,11 +359,9 @@ def to_huggingface(job: Job, source: SourceModel, log: Log) -> Writer:
         raise ConversionError(f"--{wrong[0]}: convert to a scheme first, then --to {job.to}")
     family = FAMILIES[job.to.removeprefix("hf-")]
     vocabulary = export_order(source)
-    for line in leave_unread(vocabulary, family.name):
-        log(f"note      {line}")
+    if not vocabulary.made:
+        log(f"note      no tokenizer beside {source.path}: the folder gets none; --data names a folder that has it")
     named = {file.name: file for file in vocabulary.files}
-    if SENTENCEPIECE in named and "tokenizer.json" not in named:
-        vocabulary.made |= of_sentencepiece(named[SENTENCEPIECE])
     config, weights, report = to_hf(source, family.name, vocabulary, job.head)
     probe = _probe(job, source, source.values)
 

@@ -108,6 +108,13 @@ class GeneratingSource:
     known: list[bool] | None = None
 
 
+def separators_of(task: dict[str, Any]) -> int | None:
+    """Return the number of further </s> between the texts of a pair, 0 or 1, from a task's options; None: not said."""
+    if task.get("_name") == "sentence_prediction":
+        return int(task.get("separator_token") is not None)
+    return int(task["separators"]) - 1 if task.get("separators") in ("1", "2") else None
+
+
 def plan_of(values: dict[str, Any]) -> PositionPlan:
     """Resolve the positions of a config: values of RelPosRobertaConfig to a PositionPlan.
 

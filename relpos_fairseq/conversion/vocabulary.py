@@ -8,7 +8,6 @@ vocabularies have that order already.
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,11 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.text import FILES, MASK, MODEL_FILES, SPECIAL, load_tokenizer
-from relpos_fairseq.text.tokenizer import FROM_BERT, UNKNOWN, import_tokenizers, single_and_pair
+from relpos_fairseq.conversion.weight_files import read_json
+from relpos_fairseq.text import MASK, SPECIAL, load_tokenizer
+from relpos_fairseq.text.dictionary import FILE as DICTIONARY
+from relpos_fairseq.text.dictionary import read_dictionary
+from relpos_fairseq.text.folders import SETTINGS, holds_tokenizer, tokenizer_paths, transformers_files
 
 NEVER = -1e4  # the logit of a row that the source does not have: its probability is 0, and fp16 holds it
 
@@ -103,10 +105,11 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
         ConversionError: the tokenizer has more symbols than the model rows, or lacks a special one.
     """
     size = config["vocab_size"]
-    files = [folder / name for name in FILES if (folder / name).is_file()]
-    if not any(path.name in MODEL_FILES for path in files):
+    if not holds_tokenizer(folder):
         return _without_files(config, notes)
-    numbers = symbol_numbers(folder)
+    numbers = dict(load_tokenizer(folder).numbers)
+    if numbers.get(MASK, 0) >= size:  # transformers adds one to a vocabulary that has none
+        del numbers[MASK]
     beyond = {symbol: number for symbol, number in numbers.items() if number >= size}
     if beyond:
         symbol, number = max(beyond.items(), key=lambda item: item[1])
@@ -116,130 +119,67 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
         )
     lost = [name for name in SPECIAL if name not in numbers]
     if lost:
-        bert = next(bert for bert, ours in FROM_BERT.items() if ours == lost[0])
         raise ConversionError(
-            f"{folder}: the tokenizer has no {lost[0]} (BERT's {bert}): it is no vocabulary of BERT or RoBERTa"
+            f"{folder}: the tokenizer has no {lost[0]}, nor another name for it in tokenizer_config.json: "
+            f"it is no vocabulary of BERT or RoBERTa"
         )
     bert = config["model_type"] == "bert" or "special_ids" in config
     if not bert and any(numbers[n] != _ROBERTA_IDS[n] for n in SPECIAL):
         notes.append("the special symbols are moved to fairseq's rows")
-    return _ordered(numbers, size, files, notes)
+    found = _ordered(numbers, size, tokenizer_paths(folder), notes)
+    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    if "tokenizer_class" not in settings:  # config.json, which says it, stays behind
+        stem = str((config.get("architectures") or ["Bert"])[0]).partition("For")[0]
+        settings["tokenizer_class"] = f"{stem}Tokenizer"
+        found.made[SETTINGS] = json.dumps(settings, indent=2) + "\n"
+    return found
 
 
-def of_checkpoint(files: list[Path], size: int, token_types: bool = False) -> Vocabulary:
-    """Return the order of rows that a Hugging Face folder of one of our checkpoints shall have.
+def of_checkpoint(
+    files: list[Path], size: int, known: list[int] | None, separators: int | None, segments: bool, longest: int | None
+) -> Vocabulary:
+    """Return the order of rows that a Hugging Face folder of one of our checkpoints shall have, and its tokenizer.
 
     Args:
         files: dict.txt and the tokenizer's files, as far as they lie beside the checkpoint.
         size: rows of its embedding.
-        token_types: whether the second text of a pair has token type 1.
+        known: the numbers that its rows had in the folder that it was converted from.
+        separators: `</s>` between two texts, beside the first text's own; None: as its tokenizer's library has it.
+        segments: whether the second text of a pair has token type 1.
+        longest: longest input in tokens; None: any.
 
     Returns:
-        The tokenizer's own numbers, so that its files serve both; without them fairseq's order.
-        A tokenizer.json without special symbols (ours) gets them behind its pieces.
+        The numbers that its tokenizer has of itself, as one of transformers does; else fairseq's order.
 
     Raises:
         ConversionError: dict.txt or the tokenizer belong to another model.
     """
-    named = {path.name: path for path in files}
-    model = [path for path in files if path.name in MODEL_FILES]
-    if "dict.txt" not in named or not model:
-        return Vocabulary([], list(range(size)))
-    text = named["dict.txt"].read_text(encoding="utf-8")
-    lines = text.removesuffix("\n").split("\n")  # only \n: U+2028 may be a symbol
-    symbols = [line.rsplit(" ", 1)[0] for line in lines]
-    rows = [*SPECIAL, *symbols, MASK]
-    if len(rows) != size:
+    dictionary = next((path for path in files if path.name == DICTIONARY), None)
+    place = next((path.parent for path in files if path.name != DICTIONARY), None)
+    rows = known or list(range(size))
+    if dictionary is None or place is None or not holds_tokenizer(place):
+        return Vocabulary([], rows)
+    symbols = read_dictionary(dictionary)
+    ours = [*SPECIAL, *symbols, MASK]
+    if len(ours) != size:
         raise ConversionError(
-            f"{named['dict.txt']} has {len(symbols)} symbols, and the model {size} rows where "
-            f"{len(rows)} are needed: it belongs to another model"
+            f"{dictionary} has {len(symbols)} symbols, and the model {size} rows where "
+            f"{len(ours)} are needed: it belongs to another model"
         )
-    if "encoder.json" in named and getattr(load_tokenizer(model[0].parent), "ids_as_symbols", False):
-        return _of_gpt2(symbols, rows, named)
-    numbers = symbol_numbers(model[0].parent)
-    made = {}
-    if "tokenizer.json" in named and "<s>" not in numbers:
-        made = _with_specials(model[0].parent, numbers, token_types)
-    taken = {numbers[symbol] for symbol in rows if symbol in numbers}
-    free = iter(number for number in range(size + len(numbers)) if number not in taken)
-    order = [numbers[symbol] if symbol in numbers else next(free) for symbol in rows]
-    kept = [path for path in files if path.name != "dict.txt" and path.name not in made]
-    return Vocabulary(symbols, order, kept, made)
-
-
-def _with_specials(folder: Path, numbers: dict[str, int], token_types: bool) -> dict[str, str]:
-    """Return our tokenizer's files with special symbols, as transformers reads them; add their ids to `numbers`."""
-    tokenizer = load_tokenizer(folder)
-    model, library = tokenizer.model, import_tokenizers()
-    added = [name for name in (*SPECIAL, MASK) if name not in numbers]
-    model.add_special_tokens([library.AddedToken(name, normalized=False) for name in added])
-    numbers |= {name: model.token_to_id(name) for name in added}
-    second = int(token_types)
-    model.post_processor = single_and_pair(numbers, int(tokenizer.kind != "wordpiece"), second)
-    unknown = next(name for name in ("[UNK]", UNKNOWN) if model.token_to_id(name) is not None)
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **dict.fromkeys(("bos_token", "cls_token"), "<s>"),
-        **dict.fromkeys(("eos_token", "sep_token"), "</s>"),
-        **{"pad_token": "<pad>", "unk_token": unknown, "mask_token": MASK},
-        "model_input_names": ["input_ids", *["token_type_ids"] * second, "attention_mask"],
-    }
-    return {"tokenizer.json": model.to_str(pretty=True), "tokenizer_config.json": json.dumps(settings, indent=2) + "\n"}
-
-
-def of_sentencepiece(model: Path) -> dict[str, str]:
-    """Return the files by which transformers' fast tokenizer reads a model of sentencepiece.
-
-    The conversion is transformers' own, of XLM-R's tokenizer.
-
-    Raises:
-        ConversionError: transformers is absent, or numbers the model's pieces otherwise.
-    """
-    try:
-        from transformers import XLMRobertaTokenizerFast
-
-        tokenizer = XLMRobertaTokenizerFast(str(model), clean_up_tokenization_spaces=False)
-    except ImportError as error:
-        raise ConversionError(
-            f"{model}: transformers makes tokenizer.json of it and does not import here "
-            f"({' '.join(str(error).split())[:99]}): "
-            "pip install transformers sentencepiece protobuf"
-        ) from error
-    if tokenizer.get_vocab() != symbol_numbers(model.parent):
-        raise ConversionError(
-            f"{model}: transformers does not number its pieces as XLM-R's: train it with <unk>, "
-            "<s> and </s> as its first three, which is sentencepiece's default"
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        names = ("tokenizer.json", "tokenizer_config.json")
-        return {name: (Path(folder) / name).read_text(encoding="utf-8") for name in names}
-
-
-def _of_gpt2(symbols: list[str], rows: list[str], named: dict[str, Path]) -> Vocabulary:
-    """Return GPT-2's files, whose pieces dict.txt names by number, as vocab.json and merges.txt.
-
-    fairseq's order of rows is that of Hugging Face's RoBERTa, so no row moves.
-    """
-    numbers = json.loads(named["encoder.json"].read_text(encoding="utf-8"))
-    pieces = {str(number): piece for piece, number in numbers.items()}
-    vocabulary = {pieces.get(symbol, symbol): row for row, symbol in enumerate(rows)}
-    made = {
-        "vocab.json": json.dumps(vocabulary, ensure_ascii=False),
-        "merges.txt": named["vocab.bpe"].read_text(encoding="utf-8"),
-    }
-    return Vocabulary(symbols, list(range(len(rows))), [], made)
-
-
-def symbol_numbers(folder: Path) -> dict[str, int]:
-    """Return the number of every symbol of a folder's tokenizer, under fairseq's names."""
-    tokenizer = load_tokenizer(folder)
-    if hasattr(tokenizer, "processor"):  # XLM-R counts sentencepiece's pieces after fairseq's own
-        numbers = {name: number for number, name in enumerate(SPECIAL)}
-        numbers |= {name: number for number, name in enumerate(tokenizer.symbols, len(SPECIAL))}
-        return numbers | {MASK: len(numbers)}
-    found = tokenizer.model.get_vocab()
-    return {FROM_BERT.get(piece, piece): number for piece, number in found.items()}
+    tokenizer = load_tokenizer(place)
+    tokenizer.check_dictionary(set(symbols), str(dictionary))
+    numbers = tokenizer.numbers
+    theirs = not tokenizer.ids_as_symbols and all(name in numbers for name in SPECIAL)
+    if known is None and theirs:
+        taken = {numbers[symbol] for symbol in ours if symbol in numbers}
+        free = iter(number for number in range(size + len(numbers)) if number not in taken)
+        rows = [numbers[symbol] if symbol in numbers else next(free) for symbol in ours]
+    given = {symbol: row for symbol, row in zip(ours, rows, strict=True) if row >= 0}
+    if separators is None:
+        separators = tokenizer.separators
+    made = transformers_files(tokenizer, given, separators, segments, longest)
+    kept = [path for path in files if theirs and path.name != DICTIONARY and path.name not in made]
+    return Vocabulary(symbols, rows, kept, made)
 
 
 def _without_files(config: dict[str, Any], notes: list[str]) -> Vocabulary:

@@ -19,6 +19,7 @@ from relpos_fairseq.conversion.huggingface_import import HEAD, SPAN_HEAD
 from relpos_fairseq.conversion.job import read_source
 from relpos_fairseq.conversion.report import Probe, compare
 from relpos_fairseq.conversion.source import SourceModel
+from relpos_fairseq.conversion.source import separators_of as task_separators
 from relpos_fairseq.conversion.writer import plain_task, shared_names
 from relpos_fairseq.export.model_adapters import scores_of
 from relpos_fairseq.export.optional_imports import ExportError
@@ -138,13 +139,10 @@ def heads_of(source: SourceModel, wanted: str | None) -> dict[str, str]:
 
 def separators_of(source: SourceModel, text: Path | None) -> int:
     """Return the number of further </s> between the texts of a pair: 0 or 1."""
-    task = source.task
-    if task.get("_name") == "sentence_prediction":
-        return int(task.get("separator_token") is not None)
-    if task.get("separators") in ("1", "2"):
-        return int(task["separators"]) - 1
+    if (said := task_separators(source.task)) is not None:
+        return said
     own = read_text(text) if text else None
-    return int(not (isinstance(own, TokenizerText) and own.tokenizer.kind == "wordpiece"))
+    return own.tokenizer.separators if isinstance(own, TokenizerText) else 1
 
 
 def roberta_config(source: SourceModel, heads: dict[str, str], text: Path | None) -> RelPosConfig:

@@ -1,13 +1,11 @@
 """Write a tokenizer that AutoTokenizer loads and that gives the ids of the checkpoint's own dictionary.
 
-Byte-level BPE (GPT-2's too) and WordPiece become a tokenizer.json whose pieces are numbered as
-dict.txt numbers them.  All other text (sentencepiece, Moses with subword-nmt, words, characters,
-bytes, symbols) is read by this package's own code, through `RelPosTokenizer`.
+The tokenizer of a RoBERTa becomes a tokenizer.json whose pieces are numbered as dict.txt numbers them.  All other text
+(Moses with subwords, words, characters, bytes, symbols) is read by this package's own code, through `RelPosTokenizer`.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,11 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizer
 
 from relpos_fairseq.export.optional_imports import ExportError
-from relpos_fairseq.io.files import read_json, write_json
+from relpos_fairseq.io.files import read_json, write_json, write_text
 from relpos_fairseq.text import MASK
 from relpos_fairseq.text.assets import DATA_PARTS, TEXT_FOLDER, Text, TokenizerText, read_text
 from relpos_fairseq.text.dictionary import EOS, SPECIAL, UNK, read_dictionary
-from relpos_fairseq.text.tokenizer import FROM_BERT, LibraryTokenizer, import_tokenizers, single_and_pair
+from relpos_fairseq.text.folders import SETTINGS, TOKENIZER_JSON, transformers_files
 
 FACTS = "relpos_text.json"
 CODE = "relpos_code"  # the module of a folder that its `auto_map` names; it imports from here
@@ -131,38 +129,6 @@ class RelPosTokenizer(PreTrainedTokenizer):
         return (str(path),)
 
 
-def numbered(tokenizer: LibraryTokenizer, symbols: list[str], separators: int) -> Any | None:
-    """Return a tokenizer of the `tokenizers` library with the ids of `symbols`.
-
-    Returns:
-        The tokenizer; None where the library's file cannot express it: another kind of model, or
-        pieces that the dictionary lacks.
-    """
-    numbers = {symbol: number for number, symbol in enumerate(symbols)}
-    described = json.loads(tokenizer.model.to_str())
-    model = described["model"]
-    if model["type"] not in ("BPE", "WordPiece") or set(tokenizer.symbols) - numbers.keys():
-        return None
-    vocabulary = {}
-    for piece, number in model["vocab"].items():
-        name = piece if tokenizer.ids_as_symbols else FROM_BERT.get(piece, piece)
-        symbol = str(number) if tokenizer.ids_as_symbols else name
-        if symbol in numbers:
-            vocabulary[name] = numbers[symbol]
-    special = [name for name in (*SPECIAL, MASK) if name in numbers]
-    model["vocab"] = vocabulary | {name: numbers[name] for name in special}
-    if model["type"] == "WordPiece":
-        model["unk_token"] = SPECIAL[UNK]
-    described["added_tokens"] = [
-        {"id": numbers[name], "content": name, "lstrip": name == MASK, "special": True}
-        | dict.fromkeys(("single_word", "rstrip", "normalized"), False)
-        for name in special
-    ]
-    made = import_tokenizers().Tokenizer.from_str(json.dumps(described))
-    made.post_processor = single_and_pair(numbers, separators)
-    return made
-
-
 def write_tokenizer(
     folder: Path,
     form: str,
@@ -189,31 +155,25 @@ def write_tokenizer(
     """
     text = folder / TEXT_FOLDER
     symbols, own = symbols_of(text, sides[0][1], sides[0][0]), read_text(text, sides[0][0])
-    settings: dict[str, Any] = {f"{name}_token": symbol for name, symbol in NAMES.items()}
-    if MASK in symbols:
-        settings["mask_token"] = MASK
-    if longest is not None:
-        settings["model_max_length"] = longest
-    made = None
     if form == "roberta" and isinstance(own, TokenizerText):
-        if isinstance(own.tokenizer, LibraryTokenizer):
-            made = numbered(own.tokenizer, symbols, separators)
-    if made is not None:
-        made.save(str(folder / "tokenizer.json"))
-        second = ["token_type_ids"] * segments
-        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-        settings["model_input_names"] = ["input_ids", *second, "attention_mask"]
-        settings["clean_up_tokenization_spaces"] = False
+        numbers = {symbol: number for number, symbol in enumerate(symbols)}
+        made = transformers_files(own.tokenizer, numbers, separators, segments, longest)
+        for name, content in made.items():
+            write_text(folder / name, content)
+        kind = TOKENIZER_JSON
     else:
         languages, rows = zip(*sides, strict=True)
         facts = {"form": form, "languages": languages, "rows": rows}
         write_json(folder / FACTS, facts | {"separators": separators, "segments": segments})
+        settings: dict[str, Any] = {f"{name}_token": symbol for name, symbol in NAMES.items()}
+        settings |= {"mask_token": MASK} if MASK in symbols else {}
+        settings |= {} if longest is None else {"model_max_length": longest}
         settings["tokenizer_class"] = RelPosTokenizer.__name__
         settings["auto_map"] = {"AutoTokenizer": [f"{CODE}.{RelPosTokenizer.__name__}", None]}
         settings["clean_up_tokenization_spaces"] = False
-    write_json(folder / "tokenizer_config.json", settings)
+        write_json(folder / SETTINGS, settings)
+        kind = f"{type(own).__name__} of this package"
     compare_ids(folder, form, own, symbols)
-    kind = "tokenizer.json" if made is not None else f"{type(own).__name__} of this package"
     return f"{kind}, ids of {len(TRIED)} sentences equal the checkpoint's"
 
 

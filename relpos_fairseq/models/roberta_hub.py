@@ -76,10 +76,12 @@ class RelPosRobertaHub(nn.Module):
             return task.separator_token is None
         if task.get("separators") in ("1", "2"):
             return task.separators == "1"
-        return self.tokenizer is not None and self.tokenizer.kind == "wordpiece"
+        return self.tokenizer is not None and self.tokenizer.separators == 0
 
-    def _pieces(self, text: str) -> list[str]:
-        return text.split() if self.tokenizer is None else self.tokenizer.encode(text).pieces
+    def _pieces(self, text: str, masked: bool = False) -> list[str]:
+        if self.tokenizer is None:
+            return (text.replace(MASK, f" {MASK} ") if masked else text).split()
+        return self.tokenizer.encode_masked(text) if masked else self.tokenizer.encode(text).pieces
 
     def _ids(self, text: str) -> list[int]:
         return [self.dictionary.index(piece) for piece in self._pieces(text)]
@@ -148,43 +150,50 @@ class RelPosRobertaHub(nn.Module):
         return logits if return_logits else F.log_softmax(logits, dim=-1)
 
     def fill_mask(self, masked_input: str, topk: int = 5) -> list[tuple[str, float, str]]:
-        """Return the `topk` likeliest words for the one `<mask>` of a text.
-
-        Returns:
-            (filled text, probability, the piece's text), best first; special symbols, which
-            masked_lm masks and predicts too, are left out.
+        """Return the `topk` likeliest words for the one `<mask>` of a text, as `fill_masks` does for several.
 
         Raises:
             ValueError: not exactly one <mask>, or a model without one.
         """
-        before, after, mask = self._around_mask(masked_input)
-        parts = [self.dictionary.bos(), *self._ids(before), mask, *self._ids(after)]
-        tokens = torch.tensor([*parts, self.dictionary.eos()])
-        place = tokens.eq(mask)
-        with utils.model_eval(self.model), torch.no_grad():
-            inputs = self._inputs(tokens, torch.zeros_like(tokens))
-            logits, _ = self.model(**inputs, masked_tokens=place[None].to(self.device))
-        probabilities = logits.float().softmax(dim=-1)[0]
-        probabilities[: self.dictionary.nspecial] = probabilities[mask] = 0.0
-        values, found = probabilities.topk(topk)
-        return [
-            self._filled(before, after, number, value)
-            for number, value in zip(found.tolist(), values.tolist(), strict=True)
-        ]
+        if (count := masked_input.count(MASK)) != 1:
+            raise ValueError(f"give one {MASK} in the text, got {count}: {masked_input!r}")
+        return self.fill_masks(masked_input, topk)[0]
 
-    def _around_mask(self, text: str) -> tuple[str, str, int]:
-        parts = text.split(MASK)
-        if len(parts) != 2:
-            raise ValueError(f"give one {MASK} in the text, got {len(parts) - 1}: {text!r}")
+    def fill_masks(self, masked_input: str, topk: int = 5) -> list[list[tuple[str, float, str]]]:
+        """Return the `topk` likeliest words for each `<mask>` of a text, the others left as they are.
+
+        Returns:
+            For each mask (filled text, probability, the piece's text), best first; special symbols, which
+            masked_lm masks and predicts too, are left out.
+
+        Raises:
+            ValueError: no <mask>, or a model without one.
+        """
+        if MASK not in masked_input:
+            raise ValueError(f"the text has no {MASK}: {masked_input!r}")
         mask = self.dictionary.index(MASK)
         if mask == self.dictionary.unk():
             raise ValueError(f"the model's dictionary has no {MASK}: it was not pre-trained")
-        return parts[0].rstrip(), parts[1], mask
+        pieces = self._pieces(masked_input, masked=True)
+        ids = [self.dictionary.index(piece) for piece in pieces]
+        tokens = torch.tensor([self.dictionary.bos(), *ids, self.dictionary.eos()])
+        masked = tokens.eq(mask)
+        with utils.model_eval(self.model), torch.no_grad():
+            inputs = self._inputs(tokens, torch.zeros_like(tokens))
+            logits, _ = self.model(**inputs, masked_tokens=masked[None].to(self.device))
+        probabilities = logits.float().softmax(dim=-1)
+        probabilities[:, : self.dictionary.nspecial] = probabilities[:, mask] = 0.0
+        found = []
+        for place, row in zip(masked[1:-1].nonzero()[:, 0].tolist(), probabilities, strict=True):
+            values, numbers = row.topk(topk)
+            pairs = zip(numbers.tolist(), values.tolist(), strict=True)
+            found.append([self._filled(pieces, place, number, value) for number, value in pairs])
+        return found
 
-    def _filled(self, before: str, after: str, number: int, value: float) -> tuple[str, float, str]:
+    def _filled(self, pieces: list[str], place: int, number: int, value: float) -> tuple[str, float, str]:
         """Return one answer; the tokens of the text and the new one are decoded together."""
-        pieces = [*self._pieces(before), self.dictionary[number], *self._pieces(after)]
-        whole = " ".join(pieces) if self.tokenizer is None else self.tokenizer.decode(pieces)
+        filled = [*pieces[:place], self.dictionary[number], *pieces[place + 1 :]]
+        whole = " ".join(filled) if self.tokenizer is None else self.tokenizer.decode(filled)
         return whole.strip(), value, self._text([number]).strip()
 
 

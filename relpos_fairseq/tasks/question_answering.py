@@ -250,7 +250,7 @@ class QuestionAnsweringTask(FairseqTask):
         self.dictionary = dictionary
         separators = cfg.separators
         if separators == "auto":
-            separators = 1 if tokenizer.kind == "wordpiece" else 2
+            separators = 1 + tokenizer.separators
         shape = Shape(
             tokens_per_sample=cfg.tokens_per_sample,
             doc_stride=cfg.doc_stride,

@@ -9,7 +9,8 @@ Importing this package needs no library of tokenizers, and no fairseq.
 """
 
 from relpos_fairseq.text.dictionary import MASK, SPECIAL
-from relpos_fairseq.text.tokenizer import FILES, MODEL_FILES, Encoding, Tokenizer, load_tokenizer
+from relpos_fairseq.text.folders import FILES, MODEL_FILES, load_tokenizer
+from relpos_fairseq.text.tokenizer import Encoding, Tokenizer
 from relpos_fairseq.text.training import KINDS, train_tokenizer
 
 __all__ = [

@@ -25,15 +25,13 @@ from relpos_fairseq.io.stages import check_unchanged
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import SPECIAL, UNK, read_dictionary
+from relpos_fairseq.text.folders import FILES, holds_tokenizer, load_tokenizer, tokenizer_paths
 from relpos_fairseq.text.levels import LevelText
 from relpos_fairseq.text.tokenizer import (
-    FILES,
-    MODEL_FILES,
     SENTENCEPIECE,
     SENTENCEPIECE_MODEL,
     load_sentencepiece,
     load_subwords,
-    load_tokenizer,
     stands_alone,
     word_start_flags,
 )
@@ -242,13 +240,13 @@ def _read_flags(path: Path, size: int) -> list[bool]:
 
 def tokenizer_files(folder: str | Path) -> list[Path]:
     """Return the files of a tokenizer and its dictionary that a folder has; other files of it are not listed."""
-    return [path for path in (Path(folder) / name for name in (*FILES, DICTIONARY)) if path.is_file()]
+    return [*tokenizer_paths(Path(folder)), *filter(Path.is_file, [Path(folder) / DICTIONARY])]
 
 
 def tokenizer_folder(*data: Path) -> Path | None:
     """Return the first folder with a tokenizer: a data folder, or the input0 of one; None if there is none."""
     places = (place for folder in data for place in (folder, folder / "input0"))
-    return next((place for place in places if any((place / name).is_file() for name in MODEL_FILES)), None)
+    return next(filter(holds_tokenizer, places), None)
 
 
 def piece_file(language: str) -> str:

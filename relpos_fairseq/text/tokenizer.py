@@ -10,11 +10,10 @@ import io
 import json
 import os
 import unicodedata
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,16 @@ from relpos_fairseq.io.files import write_bytes
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import MASK, SPECIAL, UNKNOWN, WORD_START, write_dictionary
 
-# How BERT's vocabularies spell the special symbols.
-FROM_BERT = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": UNKNOWN, "[MASK]": MASK}
-TOKENIZER_JSON, SENTENCEPIECE_MODEL = "tokenizer.json", "sentencepiece.model"
+_RESERVED = (*SPECIAL, MASK)
+# How vocabularies spell these: fairseq's and RoBERTa's, BERT's, ALBERT's.
+SPELLINGS = (_RESERVED, ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"), ("[CLS]", "<pad>", "[SEP]", "<unk>", "[MASK]"))
+SENTENCEPIECE_MODEL = "sentencepiece.model"
 SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"  # kinds of subwords of `prepare wmt`
 REMEMBERED = 24_000  # words whose subword-nmt subwords are cached
-_KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "wordlevel"}
+_KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram"}
+_HIDDEN = "\0"  # before the name of a special symbol that a model would find in text
+# `<mask>` takes the place of a word and of the space before it.
+_MASK_FLAGS = {"single_word": False, "lstrip": True, "rstrip": False, "normalized": False}
 # The printable characters that byte-level BPE writes for the space and for other white space.
 _BYTE_SPACES = ("Ġ", "Ċ", "ĉ", "č")
 # Code points of kana and ideographs.
@@ -50,31 +53,76 @@ class Encoding:
         return len(self.pieces)
 
 
-class Tokenizer(ABC):
-    """Splits text into the symbols of a fairseq dictionary."""
+class Tokenizer:
+    """Splits text into the symbols of a fairseq dictionary, by a model of the `tokenizers` library.
 
-    kind: str  # "bpe", "wordpiece" or "sentencepiece" (or a library's own name for another model)
-    symbols: list[str]  # all that `encode` can give, in the order of dict.txt, without special symbols
+    Text is text: what looks like a special symbol in it ("[SEP]", "<mask>") is split like any other text, and no
+    special symbol is added. Tokens that were added to a vocabulary are found whole.
 
-    @abstractmethod
+    Args:
+        state: content of a tokenizer.json; its truncation, padding and template are not used.
+        files: the files of the tokenizer by name; a path, or a new file's content.
+        names: the model's own names of fairseq's special symbols; None: as its vocabulary spells them.
+        ids_as_symbols: dict.txt names tokens by their numbers, as fairseq's GPT-2 dictionary does.
+    """
+
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        files: Mapping[str, Path | bytes],
+        names: Mapping[str, str] | None = None,
+        ids_as_symbols: bool = False,
+    ):
+        self.files = files
+        # The model's own name of each special symbol that it has.
+        self.names = dict(spelled(vocabulary_of(state)) if names is None else names)
+        self.model = _as_text(state, self.names)
+        self.ids_as_symbols = ids_as_symbols
+        described = json.dumps([state["pre_tokenizer"], state["normalizer"]])
+        marks = next((mark for mark in ("Metaspace", "ByteLevel") if f'"{mark}"' in described), None)
+        self._bytes = marks == "ByteLevel"
+        self.kind = "sentencepiece" if marks == "Metaspace" else _KINDS.get(state["model"]["type"], "wordlevel")
+        self.prefix = state["model"].get("continuing_subword_prefix") or "##"
+        self.added = {token["content"]: token for token in state["added_tokens"]}  # with their flags
+        ours = {piece: symbol for symbol, piece in self.names.items()}
+        # The library's number of every symbol, and its own name of it.
+        self.numbers: dict[str, int] = {}
+        self.pieces: dict[str, str] = {}
+        for hidden, number in sorted(self.model.get_vocab().items(), key=lambda item: item[1]):
+            piece = hidden.removeprefix(_HIDDEN)
+            symbol = ours.get(piece) or (str(number) if ids_as_symbols else _as_symbol(piece, self.numbers))
+            self.numbers[symbol], self.pieces[symbol] = number, piece
+        # What `encode` can give, in the order of dict.txt, without special symbols.
+        self.symbols = [symbol for symbol in self.numbers if symbol not in _RESERVED]
+        self._symbol_of = {number: symbol for symbol, number in self.numbers.items()}
+        self._text_of = self._symbol_of | {self.numbers[symbol]: UNKNOWN for symbol in self.names}
+
     def raw(self, texts: Sequence[str]) -> list[tuple[list[str], list[tuple[int, int]]]]:
         """Return the symbols and the library's own offsets of every text."""
+        found = self.model.encode_batch(list(texts), add_special_tokens=False)
+        return [([self._text_of[number] for number in one.ids], one.offsets) for one in found]
 
-    @abstractmethod
-    def begins_word(self, piece: str) -> bool:
-        """Return True if a symbol begins a word.
+    def begins_word(self, symbol: str) -> bool:
+        """Return True if a symbol begins a word by its model's mark: no `##`, or the mark for a space.
 
         Scripts that are written without spaces have no mark: every symbol that begins with an ideograph or kana counts
         as a word.
         """
+        if symbol == UNKNOWN:
+            return self.kind != "sentencepiece"  # the mark for a space stands alone before a word's unknown characters
+        piece = self.pieces.get(symbol, symbol)
+        if not piece or symbol in _RESERVED or piece in self.added:
+            return True
+        if self.kind == "wordpiece":
+            return not piece.startswith(self.prefix)
+        if self._bytes:
+            return piece.startswith(_BYTE_SPACES) or is_unspaced(self.model.decoder.decode([piece])[:1] or " ")
+        return piece.startswith(WORD_START) or is_unspaced(piece[0])
 
-    @abstractmethod
-    def decode(self, pieces: Iterable[str]) -> str:
-        """Return the text of symbols."""
-
-    @abstractmethod
-    def write(self, folder: Path) -> None:
-        """Write the model's own files into a folder."""
+    def decode(self, symbols: Iterable[str]) -> str:
+        """Return the text of symbols; special ones stay as they are written."""
+        pieces = [one if one in _RESERVED else self.pieces.get(one, one) for one in symbols]
+        return self.model.decoder.decode(pieces).strip(" ") if self.model.decoder else " ".join(pieces)
 
     def encode(self, text: str) -> Encoding:
         """Tokenize one text."""
@@ -93,12 +141,36 @@ class Tokenizer(ABC):
             for text, (pieces, offsets) in zip(texts, self.raw(texts), strict=True)
         ]
 
+    def encode_masked(self, text: str) -> list[str]:
+        """Return the symbols of a text in which each `<mask>` stands for a word, as training had them with the word."""
+        require_characters(text)
+        mask = self._masking.token_to_id(MASK)
+        ids = self._masking.encode(text, add_special_tokens=False).ids
+        return [MASK if number == mask else self._text_of[number] for number in ids]
+
+    @cached_property
+    def _masking(self) -> Any:
+        """The model with `<mask>` as one of its tokens."""
+        state = json.loads(self.model.to_str())
+        token = {"content": MASK, "special": False} | _MASK_FLAGS
+        state["added_tokens"] = [one for one in state["added_tokens"] if one["content"] != MASK]
+        state["added_tokens"].append({"id": max(self._symbol_of, default=-1) + 1} | token)
+        made = import_tokenizers().Tokenizer.from_str(json.dumps(continues_after_mask(state)))
+        made.encode_special_tokens = True
+        return made
+
     def save(self, folder: str | Path) -> None:
-        """Write the model and its fairseq dictionary, dict.txt, into a folder."""
+        """Write the tokenizer's files and its fairseq dictionary, dict.txt, into a folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self.write(folder)
+        for name, content in self.files.items():
+            write_bytes(folder / name, content if isinstance(content, bytes) else content.read_bytes())
         write_dictionary(folder / DICTIONARY, ((symbol, 1) for symbol in self.symbols))
+
+    @property
+    def separators(self) -> int:
+        """The number of further </s> between two texts in models with such a tokenizer: BERT's 0, RoBERTa's 1."""
+        return int(self.names.get("</s>", "[SEP]" if self.kind == "wordpiece" else "</s>") != "[SEP]")
 
     def check_dictionary(self, known: Collection[str], name: str) -> None:
         """Raise an error if `known`, the dictionary of a data set or a model, lacks symbols of this tokenizer.
@@ -112,6 +184,79 @@ class Tokenizer(ABC):
                 f"{self.kind} tokenizer ({', '.join(map(repr, missing[:3]))}): give the tokenizer "
                 f"that the dictionary was made with, or the dict.txt beside the tokenizer"
             )
+
+
+# The content of a tokenizer.json
+
+
+def vocabulary_of(state: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of every token of a tokenizer.json, added ones included."""
+    vocab = state["model"]["vocab"]
+    own = vocab if isinstance(vocab, dict) else {piece: number for number, (piece, _) in enumerate(vocab)}
+    return own | {token["content"]: token["id"] for token in state["added_tokens"]}
+
+
+def spelled(vocabulary: Collection[str]) -> dict[str, str]:
+    """Return the names of fairseq's special symbols in a vocabulary, by the spelling of which it has most."""
+    best = max(SPELLINGS, key=lambda names: sum(name in vocabulary for name in names))
+    return {ours: name for ours, name in zip(_RESERVED, best, strict=True) if name in vocabulary}
+
+
+def _as_text(state: Mapping[str, Any], names: Mapping[str, str]) -> Any:
+    """Return the library's model of a tokenizer.json to which the special symbols `names` are ordinary text."""
+    model, control = dict(state["model"]), set(names.values())
+    added = [token | {"special": token["content"] in control} for token in state["added_tokens"]]
+    if model["type"] == "Unigram":  # which would find their names in text
+        model["vocab"] = [[_HIDDEN * (piece in control) + piece, score] for piece, score in model["vocab"]]
+        own = {piece for piece, _ in state["model"]["vocab"]}
+        added = [token for token in added if not (token["special"] and token["content"] in own)]
+    whole = {**state, "model": model, "added_tokens": added} | dict.fromkeys(("truncation", "padding"))
+    made = import_tokenizers().Tokenizer.from_str(json.dumps(whole))
+    made.encode_special_tokens = True
+    return made
+
+
+def _as_symbol(piece: str, taken: Collection[str]) -> str:
+    """Return a piece as a line of dict.txt can hold it: without a line break, and no symbol that is taken."""
+    symbol = piece.replace("\n", "\\n").replace("\r", "\\r")
+    while symbol in taken or symbol in _RESERVED:
+        symbol += "_"
+    return symbol
+
+
+def continues_after_mask(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json whose model marks the start of a text alone, and not that of what follows `<mask>`.
+
+    Its ids of texts without added tokens are the same. Without this, the full stop of "a <mask>." were a new word.
+    """
+    described, steps = json.dumps(state["pre_tokenizer"]), json.dumps(state["normalizer"])
+    whole: dict[str, Any] = {"type": "Sequence", "normalizers": [state["normalizer"]] if state["normalizer"] else []}
+    if '"Metaspace"' in described and '"strip_left": true' in steps:
+        # A space after the mask is kept for the word that follows it, and one before a text is its mark.
+        start = {"type": "Replace", "pattern": {"Regex": r"\A\s+"}, "content": " "}
+        whole["normalizers"] = [start, json.loads(steps.replace('"strip_left": true', '"strip_left": false'))]
+    if '"WhitespaceSplit"' in described:
+        whole["normalizers"] += [
+            {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
+            {"type": "Strip", "strip_left": False, "strip_right": True},
+        ]
+    changed = {"pre_tokenizer": _at_start(state["pre_tokenizer"])}
+    return state | changed | ({"normalizer": whole} if whole["normalizers"] else {})
+
+
+def _at_start(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a pre-tokenizer that puts its space before a text alone, and not before each part between added tokens."""
+    if step is None:
+        return None
+    if step["type"] == "Sequence":
+        steps = [one for one in step["pretokenizers"] if one["type"] != "WhitespaceSplit"]
+        return step | {"pretokenizers": [*map(_at_start, steps[:1]), *steps[1:]]}
+    if step["type"] == "Metaspace" and step["prepend_scheme"] == "always":
+        return step | {"prepend_scheme": "first"}
+    if step.get("add_prefix_space"):
+        space = {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": False}
+        return {"type": "Sequence", "pretokenizers": [space, step | {"add_prefix_space": False}]}
+    return step
 
 
 def word_start_flags(tokenizer: Tokenizer, symbols: Iterable[str]) -> list[bool]:
@@ -179,84 +324,6 @@ def import_tokenizers() -> Any:
     return tokenizers
 
 
-class LibraryTokenizer(Tokenizer):
-    """A model of the `tokenizers` library.
-
-    Text is text: what looks like a special symbol in it ("[SEP]", "<mask>") is split like any other text, and no
-    special symbol is added.
-
-    Args:
-        model: a tokenizers.Tokenizer; its truncation, padding and template are not used.
-        ids_as_symbols: dict.txt names tokens by their numbers, as fairseq's GPT-2 dictionary does.
-    """
-
-    def __init__(self, model: Any, ids_as_symbols: bool = False):
-        model.no_truncation()
-        model.no_padding()
-        model.encode_special_tokens = True
-        self.model = model
-        self.ids_as_symbols = ids_as_symbols
-        self.kind = _KINDS.get(type(model.model).__name__, type(model.model).__name__)
-        self.prefix = getattr(model.model, "continuing_subword_prefix", None) or "##"
-        vocabulary = sorted(model.get_vocab().items(), key=lambda item: item[1])
-        self._symbol_of = {
-            number: str(number) if ids_as_symbols else FROM_BERT.get(piece, piece) for piece, number in vocabulary
-        }
-        self._piece_of = {self._symbol_of[number]: piece for piece, number in vocabulary}
-        reserved = {*SPECIAL, MASK}
-        self.symbols = [symbol for symbol in dict.fromkeys(self._symbol_of.values()) if symbol not in reserved]
-
-    def raw(self, texts: Sequence[str]) -> list[tuple[list[str], list[tuple[int, int]]]]:
-        found = self.model.encode_batch(list(texts), add_special_tokens=False)
-        return [([self._symbol_of[n] for n in one.ids], one.offsets) for one in found]
-
-    def begins_word(self, piece: str) -> bool:
-        """Return True if a symbol begins a word by its model's mark: no `##`, or the mark for a space."""
-        text = self._piece_of.get(piece, piece)
-        if piece == UNKNOWN and self.kind == "unigram":
-            return False  # the mark for a space stands alone before a word's unknown characters
-        if not text or piece in SPECIAL or piece == MASK:
-            return True
-        if self.kind == "wordpiece":
-            return not text.startswith(self.prefix)
-        if self.kind == "bpe":
-            return text.startswith(_BYTE_SPACES) or is_unspaced(self._first_character(text))
-        return text.startswith(WORD_START) or is_unspaced(text[0])
-
-    def _first_character(self, piece: str) -> str:
-        decoded = self.model.decoder.decode([piece]) if self.model.decoder else piece
-        return decoded[:1] or " "
-
-    def decode(self, pieces: Iterable[str]) -> str:
-        """Return the text of symbols; `<unk>` stays as it is written."""
-        known = [self._piece_of.get(piece, piece) for piece in pieces]
-        if self.model.decoder is None:
-            return " ".join(known)
-        return self.model.decoder.decode(known).strip(" ")
-
-    def write(self, folder: Path) -> None:
-        """Write tokenizer.json, which cannot say that symbols are numbers."""
-        if self.ids_as_symbols:
-            raise ValueError("a GPT-2 folder (encoder.json, vocab.bpe) is copied, not saved anew")
-        write_bytes(folder / TOKENIZER_JSON, self.model.to_str(pretty=True).encode())
-
-
-def single_and_pair(numbers: Mapping[str, int], separators: int, segment: int = 1) -> Any:
-    """Return a post-processor that puts <s> and </s> around one text and around a pair.
-
-    Args:
-        numbers: ids of `<s>` and `</s>`.
-        separators: `</s>` between the two texts, beside the first text's own.
-        segment: of the second text, separators included.
-    """
-    between = f"</s>:{segment} " * separators
-    return import_tokenizers().processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair=f"<s> $A </s> {between}$B:{segment} </s>:{segment}",
-        special_tokens=[(name, numbers[name]) for name in ("<s>", "</s>")],
-    )
-
-
 def byte_bpe(model: Any = None, prefix_space: bool = False) -> Any:
     """Return a byte-level BPE tokenizer of GPT-2's kind around a `tokenizers.models.BPE`, untrained if None.
 
@@ -269,14 +336,14 @@ def byte_bpe(model: Any = None, prefix_space: bool = False) -> Any:
     return tokenizer
 
 
-def wordpiece(vocabulary: dict[str, int] | None = None, lowercase: bool = False) -> Any:
+def wordpiece(vocabulary: dict[str, int] | None = None, lowercase: bool = False, unknown: str = "[UNK]") -> Any:
     """Return a WordPiece tokenizer with BERT's normalization around a vocabulary, untrained if None.
 
     `lowercase` is BERT's uncased normalization: lower case, accents removed.
     """
     library = import_tokenizers()
     options = {} if vocabulary is None else {"vocab": vocabulary}
-    model = library.models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100, **options)
+    model = library.models.WordPiece(unk_token=unknown, max_input_chars_per_word=100, **options)
     tokenizer = library.Tokenizer(model)
     tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
@@ -311,41 +378,6 @@ def usable_pieces(processor: Any) -> list[str]:
     return [processor.id_to_piece(n) for n in numbers if not (processor.is_control(n) or processor.is_unknown(n))]
 
 
-class SentencePieceTokenizer(Tokenizer):
-    """A unigram or BPE model of sentencepiece, from its file or the file's content."""
-
-    kind = "sentencepiece"
-
-    def __init__(self, model: Path | bytes):
-        self.processor = load_sentencepiece(model)
-        if not hasattr(self.processor, "EncodeAsOffsetMapping"):
-            raise UserError("this version of sentencepiece gives no offsets: pip install 'sentencepiece>=0.2.3'")
-        self.symbols = [piece for piece in usable_pieces(self.processor) if piece not in {*SPECIAL, MASK}]
-
-    def raw(self, texts: Sequence[str]) -> list[tuple[list[str], list[tuple[int, int]]]]:
-        unknown = self.processor.unk_id()
-        result = []
-        for one in (self.processor.encode(text, return_type="offset_mapping") for text in texts):
-            named = zip(one["ids"], one["pieces"], strict=True)
-            pieces = [UNKNOWN if number == unknown else piece for number, piece in named]
-            result.append((pieces, [tuple(pair) for pair in one["offsets"]]))
-        return result
-
-    def begins_word(self, piece: str) -> bool:
-        """Return True if a symbol begins a word: by the mark for a space, which precedes unknown characters too."""
-        if piece == UNKNOWN:
-            return False
-        if piece in SPECIAL or piece == MASK:
-            return True
-        return piece.startswith(WORD_START) or is_unspaced(piece[0])
-
-    def decode(self, pieces: Iterable[str]) -> str:
-        return self.processor.decode_pieces(list(pieces))
-
-    def write(self, folder: Path) -> None:
-        write_bytes(folder / SENTENCEPIECE_MODEL, self.processor.serialized_model_proto())
-
-
 class SubwordNmt:
     """Splits the words of a line as subword-nmt does with a file of merges; caches the subwords of frequent words."""
 
@@ -375,75 +407,3 @@ def load_subwords(kind: str, path: Path) -> Callable[[str], str]:
         return SubwordNmt(path)
     processor = load_sentencepiece(path)
     return lambda line: " ".join(processor.encode(line, out_type=str))
-
-
-# Tokenizers in folders
-
-
-def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Read the tokenizer that a folder holds.
-
-    Looked for in this order: sentencepiece's model (ours, XLM-R's name, ALBERT's), tokenizer.json (ours, or a Hugging
-    Face folder's), GPT-2's encoder.json and vocab.bpe (as fairseq's RoBERTa uses them: dict.txt then names tokens by
-    number), vocab.json and merges.txt, and BERT's vocab.txt (lower case as tokenizer_config.json's do_lower_case says;
-    BERT's default, true, without it).
-
-    Raises:
-        UserError: the folder is absent or holds none of them, or a file is broken.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"no tokenizer folder {folder}: give a folder that holds {_EXPECTED}")
-    for names, read in _READERS.items():
-        paths = [folder / name for name in names]
-        if all(path.is_file() for path in paths):
-            return read(*paths)
-    raise UserError(f"no tokenizer in {folder}: expected {_EXPECTED}")
-
-
-def _read_by_library(read: Callable[..., Any], kind: str, *paths: Path) -> Any:
-    try:
-        return read(*map(str, paths))
-    except Exception as error:  # the library raises bare Exceptions
-        raise UserError(f"{' and '.join(map(str, paths))}: no {kind} of the tokenizers library: {error}") from None
-
-
-def _load_json(path: Path) -> LibraryTokenizer:
-    return LibraryTokenizer(_read_by_library(import_tokenizers().Tokenizer.from_file, "tokenizer.json", path))
-
-
-def _load_byte_bpe(vocabulary: Path, merges: Path) -> LibraryTokenizer:
-    model = _read_by_library(import_tokenizers().models.BPE.from_file, "byte-level BPE", vocabulary, merges)
-    return LibraryTokenizer(byte_bpe(model), ids_as_symbols=vocabulary.name == "encoder.json")
-
-
-def _load_wordpiece(path: Path) -> LibraryTokenizer:
-    vocabulary = _read_by_library(import_tokenizers().models.WordPiece.read_file, "WordPiece", path)
-    lines = len(path.read_text(encoding="utf-8").rstrip("\n").split("\n"))
-    if len(vocabulary) != lines:
-        raise UserError(f"{path} names {lines - len(vocabulary)} pieces twice")
-    if "[UNK]" not in vocabulary:
-        raise UserError(f"{path} is no BERT vocabulary: it lacks [UNK]")
-    settings, lowercase = path.with_name("tokenizer_config.json"), True
-    if settings.is_file():
-        try:
-            lowercase = bool(json.loads(settings.read_text(encoding="utf-8")).get("do_lower_case", True))
-        except ValueError as error:
-            raise UserError(f"{settings} is no JSON: {error}") from None
-    return LibraryTokenizer(wordpiece(vocabulary, lowercase))
-
-
-_READERS: dict[tuple[str, ...], Callable[..., Tokenizer]] = {
-    (SENTENCEPIECE_MODEL,): SentencePieceTokenizer,
-    ("sentencepiece.bpe.model",): SentencePieceTokenizer,
-    ("spiece.model",): SentencePieceTokenizer,
-    (TOKENIZER_JSON,): _load_json,
-    ("encoder.json", "vocab.bpe"): _load_byte_bpe,
-    ("vocab.json", "merges.txt"): _load_byte_bpe,
-    ("vocab.txt",): _load_wordpiece,
-}
-_EXPECTED = ", ".join(" and ".join(names) for names in _READERS)
-
-# All files that a tokenizer may consist of; those of MODEL_FILES hold more than settings.
-MODEL_FILES = tuple(name for names in _READERS for name in names)
-FILES = (*MODEL_FILES, "tokenizer_config.json")

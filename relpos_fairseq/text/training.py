@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import re
 import subprocess
@@ -24,14 +25,8 @@ from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.text.dictionary import UNKNOWN
-from relpos_fairseq.text.tokenizer import (
-    LibraryTokenizer,
-    SentencePieceTokenizer,
-    Tokenizer,
-    byte_bpe,
-    import_tokenizers,
-    wordpiece,
-)
+from relpos_fairseq.text.folders import TOKENIZER_JSON, json_of, sentencepiece_state
+from relpos_fairseq.text.tokenizer import SENTENCEPIECE_MODEL, Tokenizer, byte_bpe, import_tokenizers, wordpiece
 
 logger = logging.getLogger(__name__)
 KINDS = ("bpe", "wordpiece", "sentencepiece")
@@ -136,13 +131,17 @@ class Counted:
 # Models of the `tokenizers` library
 
 
-def _train_library(model: Any, texts: Counted, trainer: Any) -> LibraryTokenizer:
+def _train_library(model: Any, texts: Counted, trainer: Any) -> Tokenizer:
     model.train_from_iterator(texts, trainer=trainer)
     texts.require_some()
-    return LibraryTokenizer(model)
+    return _of_library(model)
 
 
-def _train_bpe(texts: Counted, vocab_size: int, options: dict[str, Any]) -> LibraryTokenizer:
+def _of_library(model: Any) -> Tokenizer:
+    return Tokenizer(json.loads(model.to_str()), {TOKENIZER_JSON: json_of(model).encode()})
+
+
+def _train_bpe(texts: Counted, vocab_size: int, options: dict[str, Any]) -> Tokenizer:
     library = import_tokenizers()
     alphabet = library.pre_tokenizers.ByteLevel.alphabet()
     if vocab_size < len(alphabet):
@@ -151,7 +150,7 @@ def _train_bpe(texts: Counted, vocab_size: int, options: dict[str, Any]) -> Libr
     return _train_library(byte_bpe(prefix_space=True), texts, trainer)
 
 
-def _train_wordpiece(texts: Counted, vocab_size: int, options: dict[str, Any]) -> LibraryTokenizer:
+def _train_wordpiece(texts: Counted, vocab_size: int, options: dict[str, Any]) -> Tokenizer:
     """Train with the alphabet in a fixed order; the library's own order differs every time."""
     lowercase = options.pop("lowercase")
     library = import_tokenizers()
@@ -170,7 +169,7 @@ def _train_wordpiece(texts: Counted, vocab_size: int, options: dict[str, Any]) -
         known = Counted(text.translate(rare) for text in texts)
         _train_library(model, known, trainer)
     # A new tokenizer of the vocabulary: in the trained one the alphabet is special.
-    return LibraryTokenizer(wordpiece(model.get_vocab(), lowercase))
+    return _of_library(wordpiece(model.get_vocab(), lowercase))
 
 
 def _wordpiece_alphabet(model: Any, texts: Iterable[str], limit: int | None) -> tuple[list[str], dict[int, str]]:
@@ -240,7 +239,7 @@ def sentencepiece_remedy(reason: str, option: str) -> str:
     return reason.split("] ", 1)[-1]
 
 
-def _train_sentencepiece(texts: Counted, vocab_size: int, options: dict[str, Any]) -> SentencePieceTokenizer:
+def _train_sentencepiece(texts: Counted, vocab_size: int, options: dict[str, Any]) -> Tokenizer:
     settings = {
         "model_type": "unigram",
         "character_coverage": 0.9995,
@@ -257,7 +256,7 @@ def _train_sentencepiece(texts: Counted, vocab_size: int, options: dict[str, Any
         texts.require_some()
         raise
     texts.require_some()
-    return SentencePieceTokenizer(model)
+    return Tokenizer(sentencepiece_state(model), {SENTENCEPIECE_MODEL: model})
 
 
 # Subwords of `prepare wmt`

@@ -321,7 +321,7 @@ def test_fill_is_the_hubs(hub, capsys, tmp_path) -> None:
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 10
     (tmp_path / "in.txt").write_text("w1 <mask>\nw2\n")
     assert relpos("fill", checkpoint, tmp_path / "in.txt") == 2
-    assert "error: line 2: give one <mask> in the text, got 0: 'w2'" in capsys.readouterr().err
+    assert "error: line 2: the text has no <mask>: 'w2'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -224,16 +224,20 @@ def open_masked(path: Path, data: Path | None, cpu: bool) -> RelPosRobertaHub:
 
 
 def fill(hub: RelPosRobertaHub, line: str, number: int, count: int) -> list[dict]:
-    """Return the `count` likeliest tokens for the one <mask> of a line, best first.
+    """Return the `count` likeliest tokens for each <mask> of a line, best first; of several each names its `mask`.
 
     Raises:
-        UserError: the line is too long or does not have exactly one <mask>; the message names its `number`.
+        UserError: the line is too long or has no <mask>; the message names its `number`.
     """
     try:
-        found = hub.fill_mask(line, count)
+        found = hub.fill_masks(line, count)
     except ValueError as error:
         raise UserError(f"line {number}: {error}") from None
-    return [{"text": t, "probability": round(p, 6), "piece": piece} for t, p, piece in found]
+    return [
+        {"text": text, "probability": round(value, 6), "piece": piece} | ({"mask": mask} if len(found) > 1 else {})
+        for mask, best in enumerate(found, start=1)
+        for text, value, piece in best
+    ]
 
 
 @torch.no_grad()
