@@ -29,6 +29,7 @@ from relpos_fairseq.conversion.source import DEFAULTS, SourceModel
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_folder
 from relpos_fairseq.conversion.weight_files import read_json, read_weights
 from relpos_fairseq.schemes import named_elsewhere, scheme_class
+from relpos_fairseq.text import load_tokenizer
 
 # Hugging Face's names of a layer's modules, and fairseq's.
 _LAYER = {
@@ -228,7 +229,43 @@ def read_folder(folder: Path) -> HuggingFaceModel:
     model = HuggingFaceModel(family, config, weights, Vocabulary([], []), notes)
     _check_shapes(model, folder)
     model.vocabulary = of_folder(folder, config, model.notes)
+    if model.vocabulary.files and (said := compare_ids(folder)):
+        model.notes.append(said)
     return model
+
+
+# Accents, other scripts, numbers, spaces, signs, what no model has seen.
+TRIED = (
+    "A man, a plan: 3.14 canals!",
+    "Où est-il né ?  Zürich",
+    "北京 — привет",
+    "ab\u0301c 😀x",
+    "İSTANBUL's ﬁne ½",
+    "don't \u200bgo\u00a0there",
+)
+
+
+def compare_ids(folder: Path) -> str:
+    """Compare a folder's ids with those of AutoTokenizer; return what was found, or nothing without transformers."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        return ""
+    release = transformers_release()
+    try:
+        theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        found = [theirs(text, add_special_tokens=False)["input_ids"] for text in TRIED]
+    except Exception as error:  # whatever a release makes of a folder that it does not know
+        return f"ids were not compared: {release} does not load the tokenizer ({' '.join(str(error).split())[:99]})"
+    ours = load_tokenizer(folder)
+    own = [[ours.numbers[symbol] for symbol in ours.encode(text).pieces] for text in TRIED]
+    differing = [text for text, first, second in zip(TRIED, own, found, strict=True) if first != second]
+    if not differing:
+        return f"ids of {len(TRIED)} texts equal AutoTokenizer's ({release})"
+    return (
+        f"ids of {len(differing)} of {len(TRIED)} texts differ from AutoTokenizer's of {release} ({differing[0]!r}): "
+        f"ours are those of transformers 4.46, and the result's own tokenizer.json keeps them"
+    )
 
 
 def _family(config: dict[str, Any], folder: Path) -> Family:

@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizer
 
+from relpos_fairseq.conversion.huggingface_import import TRIED
 from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.io.files import read_json, write_json, write_text
 from relpos_fairseq.text import MASK
@@ -22,8 +23,6 @@ from relpos_fairseq.text.folders import SETTINGS, TOKENIZER_JSON, transformers_f
 FACTS = "relpos_text.json"
 CODE = "relpos_code"  # the module of a folder that its `auto_map` names; it imports from here
 NAMES = {"bos": "<s>", "cls": "<s>", "pad": "<pad>", "eos": "</s>", "sep": "</s>", "unk": "<unk>"}
-# Sentences whose ids are compared: accents, other scripts, numbers, spaces, what no model has seen.
-TRIED = ("A man, a plan: 3.14 canals!", "Où est-il né ?  Zürich", "北京 — привет", "ab\u0301c 😀x")
 
 
 def symbols_of(text: Path, rows: int, language: str | None = None) -> list[str]:

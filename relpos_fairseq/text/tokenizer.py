@@ -170,7 +170,7 @@ class Tokenizer:
     @property
     def separators(self) -> int:
         """The number of further </s> between two texts in models with such a tokenizer: BERT's 0, RoBERTa's 1."""
-        return int(self.names.get("</s>", "[SEP]" if self.kind == "wordpiece" else "</s>") != "[SEP]")
+        return int(self.kind != "wordpiece" and self.names.get("</s>") != "[SEP]")
 
     def check_dictionary(self, known: Collection[str], name: str) -> None:
         """Raise an error if `known`, the dictionary of a data set or a model, lacks symbols of this tokenizer.

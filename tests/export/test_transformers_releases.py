@@ -16,8 +16,12 @@ import transformers
 from helpers import ROOT
 from helpers.commands import relpos, train, write_corpus
 from helpers.exported import fairseqs, hub_of, write_checkpoint
+from helpers.tokenizers import SENTENCES, TRAINED, lines, write_folders
+from helpers.tokenizers import train as train_kind
+from relpos_fairseq.text import load_tokenizer
+from relpos_fairseq.text.folders import transformers_files
 
-RELEASES = ("4.44.2", "4.46.3", "5.23.0")  # 4.46 copies no code of a folder
+RELEASES = ("4.44.2", "4.46.3", "5.24.0")  # 4.46 copies no code of a folder
 SCRIPT = Path(__file__).with_name("use_in_transformers.py")
 ENVIRONMENTS = "RELPOS_TRANSFORMERS_ENVIRONMENTS"  # where they are kept between runs
 TASK = {
@@ -125,3 +129,49 @@ def test_a_release_uses_the_folders(release, exported, translated, tmp_path):
         assert found["question-answering"]["answer"] in "a new mouse makes the old house"
     assert found["trained"]["last"] < 0.5 * found["trained"]["first"], found["trained"]
     assert found["trained"]["accuracy"] == 1.0
+
+
+LOAD = """
+import json, sys
+from pathlib import Path
+from transformers import AutoTokenizer
+folder = Path(sys.argv[1])
+texts = json.loads((folder / "texts.json").read_text())
+for place in filter(Path.is_dir, folder.iterdir()):
+    tokenizer = AutoTokenizer.from_pretrained(place)
+    own = [text.replace("<mask>", tokenizer.mask_token) for text in texts]
+    found = [tokenizer(text, add_special_tokens=False).input_ids for text in own]
+    (place / "found.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_release_gives_our_ids(release, tmp_path):
+    """Of every setting of a folder, and of every kind that is trained here, masks too."""
+    folders = write_folders(tmp_path / "read")
+    tokenizers = {name: load_tokenizer(folder) for name, folder in folders.items()}
+    tokenizers |= {name: train_kind(name, tmp_path / "trained" / name) for name in TRAINED}
+    texts = [*SENTENCES, "covid19[E1] Covid19 [E1]covid19", *lines()]
+    masked = ["A man is riding a <mask>.", "A <mask>, a woman", "<mask> <mask> is (<mask>)"]
+    written = tmp_path / "written"
+    for name, tokenizer in tokenizers.items():
+        (written / name).mkdir(parents=True)
+        for file, text in transformers_files(tokenizer, tokenizer.numbers | specials(tokenizer), 1, False).items():
+            (written / name / file).write_text(text, encoding="utf-8")
+    (written / "texts.json").write_text(json.dumps(texts + masked))
+    subprocess.run([interpreter(tmp_path, release), "-c", LOAD, written], check=True, capture_output=True)
+    for name, tokenizer in tokenizers.items():
+        numbers = tokenizer.numbers | specials(tokenizer)
+        found = json.loads((written / name / "found.json").read_text())
+        expected = [tokenizer.encode(text).pieces for text in texts]
+        if not set(tokenizer.added) - set(tokenizer.names.values()):
+            expected += [tokenizer.encode_masked(text) for text in masked]
+        for text, pieces, ids in zip(texts + masked, expected, found, strict=False):
+            assert ids == [numbers[piece] for piece in pieces], (name, text)
+
+
+def specials(tokenizer) -> dict[str, int]:
+    """Numbers for the special symbols that a tokenizer trained here has not."""
+    missing = [name for name in ("<s>", "<pad>", "</s>", "<unk>", "<mask>") if name not in tokenizer.numbers]
+    return {name: len(tokenizer.numbers) + n for n, name in enumerate(missing)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,20 +11,15 @@ import transformers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from helpers import ROOT
+from helpers.tokenizers import MAKERS, ODD, SENTENCES, SETTINGS, TRAINED, lines, train, write_folders
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
 from relpos_fairseq.text.folders import transformers_files
+from relpos_fairseq.text.tokenizer import load_sentencepiece
 
-ODD = ROOT.parent / "shared" / "odd"
+MULTI30K = ODD.parent / "data" / "multi30k"
 needs_odd = pytest.mark.skipif(not ODD.is_dir(), reason="no ../shared/odd: texts and folders as people have them")
 QUICK = settings(max_examples=60, deadline=None)
-SENTENCES = [
-    "Ich möchte die Häuser in İstanbul sehen, Zoë!",
-    "A man is riding a bike, and a woman laughs.",
-    "東京 is a city; 北京 too. covid19 was new (in 2019).",
-    "  two  spaces, a tab\tand ﬁne ligatures ½ e\u0301 ",
-]
 ANY_TEXT = st.lists(
     st.one_of(
         st.sampled_from([*" ".join(SENTENCES).split(), "covid19", "[E1]", "Covid19", "e\u0301", "\ufb01\u0301"]),
@@ -38,92 +32,6 @@ NAMES = ("@", "<s>", "<pad>", "</s>", "<unk>", "<mask>", "[CLS]", "[PAD]", "[SEP
 ANY_TEXT = ANY_TEXT.map("".join).filter(lambda text: not any(name in text for name in NAMES))
 
 
-def lines() -> list[str]:
-    """Odd lines, of which neither fairseq's nor a library's own symbols are any."""
-    if not ODD.is_dir():
-        return []
-    return [line.decode("utf-8", "replace") for line in (ODD / "lines.txt").read_bytes().split(b"\n")]
-
-
-# Folders that a release of transformers wrote
-
-
-def wordpiece_folder(folder: Path) -> None:
-    words = sorted({word for text in SENTENCES for word in text.lower().replace(",", " ,").split()})
-    letters = sorted(set("".join(SENTENCES + [text.lower() for text in SENTENCES])) - set(" \t"))
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{one}" for one in letters), *words]
-    (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(pieces)) + "\n", encoding="utf-8")
-
-
-def bpe_folder(folder: Path, special: Sequence[str] = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")) -> None:
-    train_tokenizer("bpe", folder, texts=SENTENCES * 3, vocab_size=340)
-    model = json.loads((folder / "tokenizer.json").read_text())["model"]
-    vocabulary = {name: number for number, name in enumerate(special[:4])}
-    vocabulary |= {piece: number + 4 for piece, number in model["vocab"].items()} | {
-        special[4]: len(model["vocab"]) + 4
-    }
-    (folder / "vocab.json").write_text(json.dumps(vocabulary))
-    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(model["merges"]) + "\n")
-    for name in ("tokenizer.json", "dict.txt"):
-        (folder / name).unlink()
-
-
-def sentencepiece_folder(folder: Path, name: str, **more) -> None:
-    import sentencepiece
-
-    with (folder / name).open("wb") as model:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(SENTENCES * 9), model_writer=model, vocab_size=110, hard_vocab_limit=False, **more
-        )
-
-
-DEBERTA = dict(pad_id=0, bos_id=1, eos_id=2, unk_id=3, pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]")
-DEBERTA |= {"unk_piece": "[UNK]"}
-MAKERS = {
-    "bert": wordpiece_folder,
-    "roberta": bpe_folder,
-    "deberta": lambda folder: bpe_folder(folder, ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")),
-    "xlm-roberta": lambda folder: sentencepiece_folder(folder, "sentencepiece.bpe.model"),
-    "deberta-v2": lambda folder: sentencepiece_folder(folder, "spm.model", **DEBERTA),
-    "albert": lambda folder: sentencepiece_folder(
-        folder, "spiece.model", **DEBERTA | {"pad_piece": "<pad>", "unk_piece": "<unk>"}
-    ),
-}
-ENTITY = {"content": "[E1]", "lstrip": True, "rstrip": True, "single_word": False, "normalized": False, "special": True}
-WORD = {
-    "content": "covid19",
-    "lstrip": False,
-    "rstrip": False,
-    "single_word": True,
-    "normalized": True,
-    "special": False,
-}
-TOLD = {"cls_token": "@c", "sep_token": "@s", "pad_token": "@p", "unk_token": "[UNK]", "mask_token": "@m"}
-# model type, tokenizer_config.json, special_tokens_map.json, added_tokens.json
-SETTINGS = {
-    "no settings": ("bert", None, None, None),
-    "cased": ("bert", {"do_lower_case": False}, None, None),
-    "cased without accents": ("bert", {"do_lower_case": False, "strip_accents": True}, None, None),
-    "uncased with accents": ("bert", {"strip_accents": False}, None, None),
-    "ideographs are no words": ("bert", {"tokenize_chinese_chars": False}, None, None),
-    "added by number": ("bert", {"added_tokens_decoder": {"{n}": WORD, "{n+1}": ENTITY}}, None, None),
-    "added by file": ("bert", {}, {"additional_special_tokens": ["[E1]"]}, {"covid19": 0, "[E1]": 1}),
-    "named by map": ("bert", {"cls_token": "@x"}, TOLD, None),
-    "more special tokens": ("bert", {"additional_special_tokens": ["[E1]", "man"]}, None, None),
-    "split special tokens": ("bert", {"split_special_tokens": True, "additional_special_tokens": ["[E1]"]}, None, None),
-    "spaces at the start": ("roberta", {"add_prefix_space": True}, None, None),
-    "bytes and an added word": ("roberta", {}, None, {"covid19": 0, "東京": 1}),
-    "bytes of DeBERTa": ("deberta", {"tokenizer_class": "DebertaTokenizer"}, None, {"covid19": 0}),
-    "sentencepiece": ("xlm-roberta", None, None, None),
-    "sentencepiece and added words": ("xlm-roberta", {}, {"additional_special_tokens": [ENTITY]}, {"covid19": 0}),
-    "DeBERTa": ("deberta-v2", {}, None, None),
-    "DeBERTa in lower case": ("deberta-v2", {"do_lower_case": True, "split_by_punct": True}, None, None),
-    "DeBERTa and an added word": ("deberta-v2", {"added_tokens_decoder": {"{n+1}": WORD}}, None, None),
-    "ALBERT": ("albert", None, None, None),
-    "ALBERT with capitals and accents": ("albert", {"do_lower_case": False, "keep_accents": True}, None, None),
-}
-
-
 class Made(dict):
     """What a fixture made, by name; its repr is short."""
 
@@ -132,21 +40,7 @@ class Made(dict):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    made = {}
-    for name, (kind, config, special, added) in SETTINGS.items():
-        folder = made[name] = tmp_path_factory.mktemp("folder")
-        MAKERS[kind](folder)
-        if kind == "albert" or (kind, config) == ("xlm-roberta", None):
-            config = config or {}
-        size = len(load_tokenizer(folder).numbers)
-        (folder / "config.json").write_text(json.dumps({"model_type": kind}))
-        for file, content in (("tokenizer_config", config), ("special_tokens_map", special), ("added_tokens", added)):
-            if file == "added_tokens" and added:
-                content = {token: size + number for token, number in added.items()}
-            if content is not None:
-                text = json.dumps(content).replace("{n}", str(size)).replace("{n+1}", str(size + 1))
-                (folder / f"{file}.json").write_text(text)
-    return made
+    return write_folders(tmp_path_factory.mktemp("folders"))
 
 
 @pytest.fixture(scope="module")
@@ -220,23 +114,14 @@ def test_written_for_transformers_and_read_again(pairs, name, tmp_path):
 
 # Masks
 
-TRAINED = {
-    "bpe": {"vocab_size": 400},
-    "wordpiece": {"vocab_size": 300},
-    "wordpiece uncased": {"vocab_size": 300, "lowercase": True},
-    "sentencepiece": {"vocab_size": 110},
-    "sentencepiece bpe": {"vocab_size": 110, "model_type": "bpe"},
-    "sentencepiece bytes": {"vocab_size": 380, "byte_fallback": True},
-}
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> dict[str, tuple]:
     """A tokenizer of each kind, and what AutoTokenizer makes of it."""
     made = Made()
-    for name, options in TRAINED.items():
+    for name in TRAINED:
         folder = tmp_path_factory.mktemp("trained")
-        ours = train_tokenizer(name.split()[0], folder, texts=SENTENCES * 9, **options)
+        ours = train(name, folder)
         numbers = {s: n for n, s in enumerate(["<s>", "<pad>", "</s>", "<unk>", *ours.symbols, "<mask>"])}
         for file, text in transformers_files(ours, numbers, 1, False).items():
             (folder / file).write_text(text, encoding="utf-8")
@@ -294,6 +179,22 @@ def test_ids_of_a_trained_tokenizer_in_transformers(trained, name, text):
     assert theirs(text, add_special_tokens=False)["input_ids"] == [numbers[one] for one in ours.encode(text).pieces]
 
 
+@pytest.mark.skipif(not MULTI30K.is_dir(), reason="no ../shared/data: real text")
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_ids_of_real_text_are_sentencepieces_own(tmp_path, kind):
+    """The tokenizers library runs the model; sentencepiece is the oracle."""
+    texts = []
+    for path in sorted(MULTI30K.glob("[tv][ea][sl]*.gz")):
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            texts += file.read().splitlines()
+    ours = train_tokenizer("sentencepiece", tmp_path, texts=texts, vocab_size=1500, model_type=kind)
+    oracle = load_sentencepiece(tmp_path / "sentencepiece.model")
+    unknown = oracle.unk_id()
+    for text, (found, _) in zip(texts, ours.raw(texts), strict=True):
+        ids = oracle.encode(text)
+        assert found == ["<unk>" if number == unknown else oracle.id_to_piece(number) for number in ids], text
+
+
 # What is refused
 
 
@@ -309,7 +210,7 @@ def test_ids_of_a_trained_tokenizer_in_transformers(trained, name, text):
     ],
 )
 def test_settings_that_cannot_be(tmp_path, files, message):
-    wordpiece_folder(tmp_path)
+    MAKERS["bert"](tmp_path)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=message):

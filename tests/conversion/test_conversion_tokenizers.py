@@ -1,0 +1,96 @@
+"""A folder's tokenizer survives every way: conversion, training, the way back, and the export."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from conversion.test_conversion_huggingface import bert
+
+from helpers.commands import relpos
+from helpers.exported import write_checkpoint
+from relpos_fairseq.text import load_tokenizer
+from relpos_fairseq.text.assets import copy_assets
+from relpos_fairseq.text.dictionary import read_dictionary
+
+TEXTS = ["A bad cab", "covid19 and [E1]a bad Covid19", "ab\u00e9 \u6771 ab", "b[E1]covid19, a"]
+WAYS = {
+    "plain": ({"do_lower_case": True}, {}),
+    "accents": ({"strip_accents": False, "tokenize_chinese_chars": False}, {}),
+    "added": ({"additional_special_tokens": ["[E1]"]}, {"covid19": 38, "[E1]": 39}),
+    "other names": ({f"{name}_token": f"@{name}" for name in ("cls", "sep", "mask")}, {}),
+}
+
+
+def ids(tokenizer, texts=TEXTS) -> list[list[int]]:
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_ids_survive(name, tmp_path):
+    config, added = WAYS[name]
+    folder, ours, trained = (tmp_path / part for part in ("folder", "ours", "trained"))
+    bert(folder, "absolute")
+    pieces = (folder / "vocab.txt").read_text().split("\n")[: 38 if added else 40]
+    text = "\n".join(pieces) + "\n"
+    for token in filter(config.get, ("cls_token", "sep_token", "mask_token")):
+        text = text.replace(f"[{token[:-6].upper()}]", config[token])
+    (folder / "vocab.txt").write_text(text)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "added_tokens.json").write_text(json.dumps(added))
+    first = transformers.AutoTokenizer.from_pretrained(folder)
+    assert relpos("convert", folder, "--to", "same", "--out", ours) == 0
+    state = torch.load(ours / "model.pt", weights_only=True)
+    del state["conversion"]  # as training does
+    trained.mkdir()
+    torch.save(state, trained / "checkpoint_best.pt")
+    copy_assets(ours, trained)
+    for checkpoint in (ours / "model.pt", trained / "checkpoint_best.pt"):
+        back = checkpoint.with_name("back")
+        assert relpos("convert", checkpoint, "--to", "hf-bert", "--out", back) == 0
+        again = transformers.AutoTokenizer.from_pretrained(back)
+        assert ids(again) == ids(first)
+        assert again("a", "b")["input_ids"] == first("a", "b")["input_ids"]
+        assert again.mask_token_id == first.mask_token_id and again.model_max_length == 24
+    assert relpos("export", "transformers", trained / "checkpoint_best.pt", tmp_path / "out") == 0
+    symbols = ["<s>", "<pad>", "</s>", "<unk>", *read_dictionary(trained / "text" / "dict.txt"), "<mask>"]
+    named = {number: symbol for symbol, number in load_tokenizer(trained / "text").numbers.items()}
+    expected = [[symbols.index(named[number]) for number in row] for row in ids(first)]
+    assert ids(transformers.AutoTokenizer.from_pretrained(tmp_path / "out")) == expected
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "sentencepiece"])
+def test_a_trained_models_tokenizer_is_found_beside_it(kind, tmp_path, capsys):
+    """As `relpos fill` finds it; the folder's fill-mask pipeline gives what fill gives."""
+    _, checkpoint = write_checkpoint(tmp_path, kind, "learned")
+    assert relpos("convert", checkpoint, "--to", "hf-bert", "--out", tmp_path / "out") == 0
+    line = "the <mask>, née Zoë"
+    (tmp_path / "lines.txt").write_text(f"{line}\n")
+    capsys.readouterr()
+    assert relpos("fill", checkpoint, tmp_path / "lines.txt", "--jsonl", "--top-k", "3", "--cpu") == 0
+    ours = json.loads(capsys.readouterr().out)["filled"]
+    pipeline = transformers.pipeline("fill-mask", model=str(tmp_path / "out"), device="cpu")
+    theirs = pipeline(line.replace("<mask>", pipeline.tokenizer.mask_token), top_k=10)
+    theirs = [one["score"] for one in theirs if one["token"] > 3]
+    for one, score in zip(ours, theirs, strict=False):
+        assert one["probability"] == pytest.approx(score, abs=2e-6)
+
+
+def test_a_checkpoint_without_text_is_told_so(tmp_path, capsys):
+    _, checkpoint = write_checkpoint(tmp_path, "bpe", "learned")
+    shutil.rmtree(tmp_path / "text")
+    assert relpos("convert", checkpoint, "--to", "hf-bert", "--out", tmp_path / "out") == 0
+    assert f"no tokenizer beside {checkpoint}: the folder gets none; --data names" in capsys.readouterr().out
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_ids_are_compared_with_transformers(tmp_path, capsys):
+    """Where it is installed; another release's own way with a folder is said."""
+    bert(Path(tmp_path / "folder"), "absolute")
+    assert relpos("convert", tmp_path / "folder", "--to", "same", "--out", tmp_path / "ours") == 0
+    said = f"note      ids of 6 texts equal AutoTokenizer's (transformers {transformers.__version__})"
+    assert said in capsys.readouterr().out
