@@ -10,7 +10,8 @@ import torch
 from omegaconf import OmegaConf
 
 from relpos_fairseq.conversion import layouts
-from relpos_fairseq.conversion.huggingface_import import HEAD, SPAN_HEAD, labels_of
+from relpos_fairseq.conversion.heads import HEAD, SPAN_HEAD
+from relpos_fairseq.conversion.huggingface_import import labels_of
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError, outputs_of
 from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, GeneratingSource, SourceModel
@@ -26,6 +27,7 @@ from relpos_fairseq.conversion.writer import (
     shared_names,
 )
 from relpos_fairseq.io.errors import unreadable
+from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.patches.checkpoints import allow_checkpoint_types
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.assets import DATA_PARTS, tokenizer_folder
@@ -112,7 +114,12 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SourceModel:
         values=values,
         files=asset_files_of(path.parent),
         task=_task_options(checkpoint),
-        source_rows=(checkpoint.get("conversion") or {}).get("rows"),
+        source_rows=(told := checkpoint.get("conversion") or {}).get("rows"),
+        labels=told.get("labels") or [],
+        problem=told.get("problem_type"),
+        head=told.get("head", ""),
+        kept=told.get("kept", {}),
+        family=told.get("family", ""),
     )
     check(source)
     state.setdefault(layouts.VERSION, layouts.encode_text(source.plan.describe()))
@@ -210,6 +217,15 @@ def asset_files_of(folder: Path) -> list[Path]:
     dictionary = next((path for part in DATA_PARTS[:2] if (path := folder / part / DICTIONARY).is_file()), None)
     place = tokenizer_folder(folder)
     return [*([dictionary] if dictionary else []), *(tokenizer_paths(place) if place else [])]
+
+
+def label_names(text: Path | None, classes: int) -> list[str]:
+    """Return names of the classes from the data's dictionary of labels, if it has as many."""
+    path = text / "label" / "dict.txt" if text else None
+    if path is None or not path.is_file():
+        return []
+    names = [line.rpartition(" ")[0] for line in read_lines(path)][:classes]
+    return names if len(names) == classes else []
 
 
 # Folders of `relpos export transformers`, as they were written or as transformers saved them again.

@@ -30,7 +30,9 @@ _RENAMED = {
     "pos_proj": "pos_key_proj",
     "pos_q_proj": "pos_query_proj",
 }
-_LEFT_OUT = ("lm_predictions.", "mask_predictions.")  # heads that the library does not have
+# The pre-training's own heads: the library reads the first where config.json says `legacy: false`, never the second.
+_LM, _MASK = "lm_predictions.lm_head.", "mask_predictions."
+_LM_AS_BERT = {"dense.": "transform.dense.", "LayerNorm.": "transform.LayerNorm.", "bias": "bias"}
 
 
 def as_bert(config: dict[str, Any], weights: dict[str, Tensor], prefix: str) -> list[str]:
@@ -49,9 +51,13 @@ def as_bert(config: dict[str, Any], weights: dict[str, Tensor], prefix: str) -> 
     config["special_ids"]["<mask>"] = min(128000, size - 1)  # v2 and v3 have rows beyond it
     if config.get("relative_attention") and _terms(config):
         config["position_embedding_type"] = KIND
-    heads = [name for name in weights if name.startswith(_LEFT_OUT)]
+    heads = [name for name in weights if name.startswith((_LM, _MASK))]
     for name in heads:
-        del weights[name]
+        value = weights.pop(name)
+        for theirs, ours in _LM_AS_BERT.items():
+            if not config.get("legacy", True) and name.startswith(_LM + theirs):
+                weights[f"cls.predictions.{ours}{name.removeprefix(_LM + theirs)}"] = value
+    heads = [name for name in heads if config.get("legacy", True) or name.startswith(_MASK)]
     for name in [name for name in weights if ".attention.self." in name]:
         _rename(name, weights, config)
     width = config.get("hidden_size", 1)

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from relpos_fairseq.config import OPTIONS
 from relpos_fairseq.conversion.algebra import convert
+from relpos_fairseq.conversion.heads import CLASSIFIER, MASKED_LM, MODEL, PRE_TRAINING, SPANS, Head
 from relpos_fairseq.conversion.huggingface_import import (
     ACTIVATIONS,
     FAMILIES,
+    NEXT_SENTENCE,
     POSITIONS,
     SCHEMES,
     TOKEN_TYPES,
@@ -70,18 +72,15 @@ def to_hf(
     weights[key] = vocabulary.put(weights[key])
     offset = vocabulary.rows[1] + 1 if family.padded else 0  # RoBERTa's first position is row pad_token_id + 1
     length = _positions(scheme, state, values, family, weights, offset)
-    architecture = _take_head(state, family, vocabulary, head, weights, report)
+    kind = _take_head(source, state, family, vocabulary, head, weights, report)
     config = _config(source, family, vocabulary) | {
-        "architectures": [architecture],
+        "architectures": [family.stem + kind.suffix],
         "position_embedding_type": scheme.elsewhere["transformers"],
         "max_position_embeddings": length,
         "type_vocab_size": len(weights[family.prefix + TOKEN_TYPES]),
     }
-    if architecture == family.classes[1]:
-        out = "classifier" if family.name == "bert" else "classifier.out_proj"
-        labels = [f"LABEL_{number}" for number in range(len(weights[f"{out}.weight"]))]
-        config["id2label"] = {str(number): label for number, label in enumerate(labels)}
-        config["label2id"] = {label: number for number, label in enumerate(labels)}
+    if kind is CLASSIFIER:
+        config |= _problem(source, len(weights[next(name for name in weights if name.endswith(OUTPUT[family.padded]))]))
     return config, weights, report
 
 
@@ -170,40 +169,56 @@ def _positions(
     return length
 
 
+OUTPUT = ("classifier.weight", "classifier.out_proj.weight")  # of BERT's and of RoBERTa's classifiers
+
+
 def _take_head(
+    source: SourceModel,
     state: State,
     family: Family,
     vocabulary: Vocabulary,
     head: str | None,
     weights: dict[str, Tensor],
     report: ConversionReport,
-) -> str:
-    """Copy one head from `state` to `weights`; return the name of transformers' class that has such a head.
+) -> Head:
+    """Copy one head from `state` to `weights`, and what the source keeps for it; return its kind.
 
-    Without a name of a head, this is the masked LM head.
+    Without a name of a head, this is the masked LM head, or what the source was before it was converted.
 
     Raises:
         ConversionError: the model has no head of that name.
     """
     heads = sorted({key.split(".")[1] for key in state if key.split(".")[0].endswith("_heads")})
+    kept = source.kept if source.family == family.name else {}
     if head is None:
+        weights |= {name: value.clone() for name, value in kept.items()}
+        for left in heads:
+            report.step(f"head {left} left out (--head {left} exports it)")
+        if kept and source.head == MODEL.suffix:
+            return MODEL
         for theirs, ours in head_names(family).items():
             value = state[ours]
             by_row = ours in ("encoder.lm_head.weight", "encoder.lm_head.bias")
             weights[theirs] = vocabulary.put(value) if by_row else value
-        for left in heads:
-            report.step(f"head {left} left out (--head {left} exports it)")
-        return family.classes[0]
+        return PRE_TRAINING if kept.keys() >= set(NEXT_SENTENCE) else MASKED_LM
     if head not in heads:
         raise ConversionError(f"--head {head}: the model has {', '.join(heads) or 'no head but the masked LM'}")
     report.step("the masked LM head is left out")
-    spans = span_names(head)
-    names = spans if f"span_heads.{head}.out_proj.weight" in state else None
-    if names is None:
-        names = classifier_names(family, head)
-    for theirs, ours in names.items():
+    spans = f"span_heads.{head}.out_proj.weight" in state
+    for theirs, ours in (span_names(head) if spans else classifier_names(family, head)).items():
         weights[theirs] = state[ours]
-    return family.classes[2 if names is spans else 1]
+    return SPANS if spans else CLASSIFIER
+
+
+def _problem(source: SourceModel, classes: int) -> dict[str, Any]:
+    """Return what config.json says of a classifier with so many outputs: its problem, and the names of its classes."""
+    problem = source.problem_of(classes)
+    names = source.labels if len(source.labels) == classes else [f"LABEL_{number}" for number in range(classes)]
+    return {
+        **({"problem_type": problem} if problem else {}),
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
 
 
 def _config(source: SourceModel, family: Family, vocabulary: Vocabulary) -> dict[str, Any]:

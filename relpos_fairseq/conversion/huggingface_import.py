@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion import hf_deberta
+from relpos_fairseq.conversion.heads import HEAD, REGRESSION, SPAN_HEAD, Head, head_of
 from relpos_fairseq.conversion.layouts import ENCODER, VERSION, State, encode_text
 from relpos_fairseq.conversion.report import PADDING, ConversionError, NotComparedError, Outputs
 from relpos_fairseq.conversion.source import DEFAULTS, SourceModel
@@ -53,19 +54,14 @@ class Family:
         prefix: what the encoder's names begin with in a model with a head.
         padded: positions count from the row after padding's, as fairseq's do.
         lm_head: Hugging Face's names of fairseq's `encoder.lm_head.*`.
-        classes: classes of a masked LM, a classifier and a span head.
+        stem: what the names of its classes begin with.
     """
 
     name: str
     prefix: str
     padded: bool
     lm_head: dict[str, str]
-    classes: tuple[str, str, str]
-
-
-def _classes(stem: str) -> tuple[str, str, str]:
-    kinds = ("MaskedLM", "SequenceClassification", "QuestionAnswering")
-    return tuple(f"{stem}For{kind}" for kind in kinds)
+    stem: str
 
 
 _ROBERTA_HEAD = {
@@ -85,10 +81,10 @@ FAMILIES = {
             "cls.predictions.decoder.weight": "weight",
             "cls.predictions.bias": "bias",
         },
-        _classes("Bert"),
+        "Bert",
     ),
-    "roberta": Family("roberta", "roberta.", True, _ROBERTA_HEAD, _classes("Roberta")),
-    "xlm-roberta": Family("xlm-roberta", "roberta.", True, _ROBERTA_HEAD, _classes("XLMRoberta")),
+    "roberta": Family("roberta", "roberta.", True, _ROBERTA_HEAD, "Roberta"),
+    "xlm-roberta": Family("xlm-roberta", "roberta.", True, _ROBERTA_HEAD, "XLMRoberta"),
 }
 # DeBERTa, whose heads are BERT's (`disentangled`); v2 and v3 have names of their own.
 (DISENTANGLED,) = named_elsewhere("transformers' model_type")
@@ -97,15 +93,16 @@ for _name in (DISENTANGLED, f"{DISENTANGLED}-v2"):
 TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 POSITIONS = "embeddings.position_embeddings.weight"
 _HEAD_BIASES = ("decoder.bias", "lm_head.bias", "predictions.bias")
-# Biases that repeat another tensor, buffers, and BERT's next-sentence head, which nothing reads.
-IGNORED = (
-    "embeddings.position_ids",
-    "embeddings.token_type_ids",
-    "cls.predictions.decoder.bias",
-    "lm_head.decoder.bias",
-    "cls.seq_relationship.weight",
-    "cls.seq_relationship.bias",
-)
+# Tensors that say nothing, and why.
+NEUTRAL = {
+    "embeddings.position_ids": "a buffer of 0, 1, 2, ...",
+    "embeddings.token_type_ids": "a buffer of zeros",
+    "cls.predictions.decoder.bias": "repeats cls.predictions.bias",
+    "lm_head.decoder.bias": "repeats lm_head.bias",
+}
+# Tensors that no model here reads, which a conversion keeps for the way back: without the prefix, and with it.
+POOLER = ("pooler.dense.weight", "pooler.dense.bias")
+NEXT_SENTENCE = ("cls.seq_relationship.weight", "cls.seq_relationship.bias")
 
 
 def distances(layer: int) -> str:
@@ -165,8 +162,6 @@ ACTIVATIONS = {
     "gelu_new": "gelu_accurate",
     "gelu_pytorch_tanh": "gelu_accurate",
 }
-HEAD = "sentence_classification_head"  # fairseq's name of the head of sentence_prediction
-SPAN_HEAD = "question_answering"  # the default of --span-head-name, so that it is loaded
 
 
 @dataclass
@@ -178,6 +173,7 @@ class HuggingFaceModel:
         config: its config.json.
         weights: its tensors under its own names, with the family's prefix.
         vocabulary: the order of its rows in fairseq's dictionary.
+        head: the head that its config names; None: none.
         notes: assumptions and omissions that the user should know.
     """
 
@@ -185,6 +181,7 @@ class HuggingFaceModel:
     config: dict[str, Any]
     weights: dict[str, Tensor]
     vocabulary: Vocabulary
+    head: Head | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -221,12 +218,13 @@ def read_folder(folder: Path) -> HuggingFaceModel:
     """
     config = read_json(folder / "config.json")
     family, notes, weights = _family(config, folder), [], None
+    head = head_of(config, str(folder))
     if family.name.startswith(DISENTANGLED):
         weights = _named(read_weights(folder), family)
         notes = hf_deberta.as_bert(config, weights, family.prefix)
     _check_config(config, folder)
     weights = weights or _named(read_weights(folder), family)
-    model = HuggingFaceModel(family, config, weights, Vocabulary([], []), notes)
+    model = HuggingFaceModel(family, config, weights, Vocabulary([], []), head, notes)
     _check_shapes(model, folder)
     model.vocabulary = of_folder(folder, config, model.notes)
     if model.vocabulary.files and (said := compare_ids(folder)):
@@ -359,10 +357,8 @@ def _check_shapes(model: HuggingFaceModel, folder: Path) -> None:
     known = needed | set(head_names(model.family))
     for heads in (classifier_names(model.family, HEAD), span_names(SPAN_HEAD)):
         known |= set(heads)
-    known |= {prefix + POSITIONS, prefix + "pooler.dense.weight"}
-    known |= {prefix + "pooler.dense.bias"}
-    known |= {prefix + name for name in hf_deberta.unread(config)}
-    known |= {*IGNORED, *(prefix + name for name in IGNORED)}
+    known |= {prefix + name for name in (POSITIONS, *POOLER, *hf_deberta.unread(config))}
+    known |= {*NEXT_SENTENCE, *NEUTRAL, *(prefix + name for name in NEUTRAL)}
     unknown = sorted(set(model.weights) - known)
     if unknown:
         raise ConversionError(
@@ -389,6 +385,9 @@ def read_huggingface(folder: Path) -> SourceModel:
         notes=model.notes,
         task=hf_task(model),
         labels=labels_of(model.config, classes_of(model)),
+        problem=model.config.get("problem_type"),
+        head=model.head.suffix if model.head else "",
+        kept=kept_of(model, state),
         library=transformers_release(),
         outputs=lambda tokens, segments: _run(model, folder, tokens, segments),
     )
@@ -438,8 +437,8 @@ def run_in_transformers(
     found: Outputs = {}
     for head in heads or ("",):
         model = load_in_transformers(f"AutoModelFor{head}" if head else "AutoModel", folder)
-        if head == "MaskedLM":  # 4.44.2 may lose this bias when it loads
-            model.get_output_embeddings().bias.copy_(weights[bias])
+        if head == "MaskedLM" and (own := model.get_output_embeddings().bias).shape == weights[bias].shape:
+            own.copy_(weights[bias])  # which transformers 4 may lose when it loads
         output = model(**given, output_hidden_states=True)
         found["features"] = output.hidden_states[-1]
         if head == "QuestionAnswering":
@@ -491,8 +490,7 @@ def load_in_transformers(name: str, folder: Path) -> Any:
 
 def from_hf(model: HuggingFaceModel) -> tuple[State, dict[str, Any]]:
     """Return the model's tensors under the names of relpos_roberta, and values of RelPosRobertaConfig."""
-    weights, family, config = model.weights, model.family, model.config
-    state: State = {}
+    config, state = model.config, {}
     for theirs, ours in encoder_names(model.layers).items():
         state[ours] = model.encoder(theirs)
     key = f"{ENCODER}.embed_tokens.weight"
@@ -518,13 +516,15 @@ def from_hf(model: HuggingFaceModel) -> tuple[State, dict[str, Any]]:
         "max_positions": model.max_positions,
         "untie_weights_roberta": untied,
     } | more
-    unused = [name for name in weights if "seq_relationship" in name]
-    pooled = family.prefix + "pooler.dense.weight" in weights
-    if unused:
-        model.notes.append("the next-sentence head is left out: nothing here reads it")
-    if pooled and f"classification_heads.{HEAD}.dense.weight" not in state:
-        model.notes.append("the pooler is left out: no classifier stands on it")
     return state, values
+
+
+def kept_of(model: HuggingFaceModel, state: State) -> dict[str, Tensor]:
+    """Return the tensors that no model here reads, by their names: BERT's next-sentence head, an unused pooler."""
+    names = list(NEXT_SENTENCE)
+    if f"classification_heads.{HEAD}.dense.weight" not in state or model.family.padded:
+        names += [model.family.prefix + name for name in POOLER]
+    return {name: model.weights[name] for name in names if name in model.weights}
 
 
 def hf_task(model: HuggingFaceModel) -> dict[str, Any]:
@@ -546,7 +546,7 @@ def hf_task(model: HuggingFaceModel) -> dict[str, Any]:
         "init_token": 0,
         "separator_token": None if bert else 2,
         "classification_head_name": HEAD,
-        "regression_target": classes_of(model) == 1 or model.config.get("problem_type") == "regression",
+        "regression_target": classes_of(model) == 1 or model.config.get("problem_type") == REGRESSION,
     }
 
 

@@ -23,6 +23,7 @@ from relpos_fairseq.conversion.checkpoints import (
     ROBERTA_TYPE,
     asset_files_of,
     from_checkpoint,
+    label_names,
     read_checkpoint,
     read_exported_generating,
     read_exported_roberta,
@@ -228,7 +229,11 @@ def read_encoder(path: Path, data: Path | None) -> SourceModel:
         if not source.files:
             raise ConversionError(f"--data {data} holds neither dict.txt nor a tokenizer")
     elif source.path.is_file() and text_folders(source.path.parent):
-        source.files = asset_files_of(find_assets(source.path, None))
+        data = find_assets(source.path, None)
+        source.files = asset_files_of(data)
+    name = f"classification_heads.{source.task.get('classification_head_name')}.out_proj.weight"
+    if not source.labels and name in source.state and not source.task.get("regression_target"):
+        source.labels = label_names(data or source.path.parent, len(source.state[name]))
     return source
 
 
@@ -293,7 +298,9 @@ def to_relpos(job: Job, source: SourceModel, log: Log) -> Writer:
 def _about(source: SourceModel, report: ConversionReport, differences: dict[str, float]) -> dict[str, Any]:
     """Return what a converted checkpoint and conversion.json record of the conversion."""
     about = {"source": f"{source.kind}: {source.path.name}", "report": report.lines(), "differences": differences}
-    return about | ({"labels": source.labels} if source.labels else {})
+    more = {"labels": source.labels, "problem_type": source.problem, "head": source.head, "kept": source.kept}
+    more["family"] = source.kind.removeprefix("Hugging Face's ") if source.kept else ""
+    return about | {name: value for name, value in more.items() if value}
 
 
 def _task(source: SourceModel) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
+from relpos_fairseq.conversion.heads import REGRESSION
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionReport, Outputs, PairProbe
 from relpos_fairseq.conversion.vocabulary import Vocabulary
@@ -52,6 +53,11 @@ class SourceModel:
         task: options of the task that it was trained on, `_name` among them; empty: not known, or
             what its heads are for.
         labels: names of a classifier's classes, in their order; empty: not known.
+        problem: transformers' problem_type of a classifier; None: not named.
+        head: what the name of its class in transformers ends in; empty: not known.
+        kept: tensors that no model here reads, by their names in transformers, for the way back.
+        family: transformers' model_type of `kept`.
+        kept_files: files that no model here reads, by their places in its folder.
         source_rows: for a converted checkpoint, the numbers that its rows had before.
         library: the program that `outputs` runs, in words.
         outputs: runs the source in its own library, on (tokens, segments) in fairseq's order of
@@ -67,9 +73,19 @@ class SourceModel:
     notes: list[str] = field(default_factory=list)
     task: dict[str, Any] = field(default_factory=dict)
     labels: list[str] = field(default_factory=list)
+    problem: str | None = None
+    head: str = ""
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    family: str = ""
+    kept_files: dict[str, Path] = field(default_factory=dict)
     source_rows: list[int] | None = None
     library: str = ""
     outputs: Callable[[Tensor, Tensor | None], Outputs] | None = None
+
+    def problem_of(self, classes: int) -> str | None:
+        """Return transformers' problem_type of its classifier; None: transformers decides, as in its own folder."""
+        regression = classes == 1 or self.task.get("regression_target")
+        return self.problem or (REGRESSION if regression and not self.head else None)
 
     @property
     def plan(self) -> PositionPlan:

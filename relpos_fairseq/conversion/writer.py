@@ -176,7 +176,8 @@ def write_checkpoint(
         torch.save(checkpoint, place)
         return
     torch.save(checkpoint, place / CHECKPOINT)
-    known = {key: value for key, value in about.items() if key != "rows"}
+    known = {key: value for key, value in about.items() if key not in ("rows", "kept")}
+    known |= {"kept": sorted(about["kept"])} if "kept" in about else {}
     text = json.dumps(known, indent=2, ensure_ascii=False) + "\n"
     write_texts(place, files, {**texts, "conversion.json": text})
 

@@ -28,7 +28,7 @@ from transformers.modeling_outputs import (
 )
 
 from relpos_fairseq.conversion.checkpoints import EMBEDDING, ROBERTA_PREFIX, TIED
-from relpos_fairseq.conversion.huggingface_import import HEAD, SPAN_HEAD
+from relpos_fairseq.conversion.heads import HEAD, SPAN_HEAD, loss_of
 from relpos_fairseq.conversion.writer import build_generating, namespace, shared_names, task_of
 from relpos_fairseq.export.model_adapters import scores_of
 from relpos_fairseq.export.transformers_text import CODE, RelPosTokenizer
@@ -143,13 +143,11 @@ class RelPosForSequenceClassification(RelPosPreTrained):
         self.roberta.register_classification_head(HEAD, num_classes=config.num_labels)
 
     def forward(self, input_ids, attention_mask=None, token_type_ids=None, labels=None, **unused):
-        """Return logits (B, classes), and the loss of labels (B,)."""
+        """Return logits (B, classes), and the loss of labels, by the config's problem_type (`heads.loss_of`)."""
         how = {"features_only": True, "classification_head_name": HEAD}
         logits, loss = self.run(input_ids, attention_mask, token_type_ids, **how), None
-        if labels is not None and self.config.num_labels == 1:
-            loss = nn.functional.mse_loss(logits[:, 0], labels.to(logits.dtype))
-        elif labels is not None:
-            loss = nn.functional.cross_entropy(logits, labels)
+        if labels is not None:
+            loss = loss_of(self.config.problem_type, logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 

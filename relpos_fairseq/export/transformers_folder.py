@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from relpos_fairseq.conversion.checkpoints import ROBERTA_PREFIX, TIED, read_checkpoint
-from relpos_fairseq.conversion.huggingface_import import HEAD, SPAN_HEAD
+from relpos_fairseq.conversion.checkpoints import ROBERTA_PREFIX, TIED, label_names, read_checkpoint
+from relpos_fairseq.conversion.heads import HEAD, SPAN_HEAD
 from relpos_fairseq.conversion.job import read_source
 from relpos_fairseq.conversion.report import Probe, compare
 from relpos_fairseq.conversion.source import SourceModel
@@ -38,7 +38,6 @@ from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Search
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, sha256_of
-from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
@@ -158,9 +157,10 @@ def roberta_config(source: SourceModel, heads: dict[str, str], text: Path | None
         more["architectures"] = ["RelPosForSequenceClassification"]
         more["num_labels"] = classes
         task["classification_head_name"] = HEAD
-        if task.get("regression_target") or classes == 1:
-            more["problem_type"] = "regression"
-        elif names := label_names(text, classes):
+        if problem := source.problem_of(classes):
+            more["problem_type"] = problem
+        names = source.labels if len(source.labels) == classes else label_names(text, classes)
+        if names:
             more["id2label"] = dict(enumerate(names))
             more["label2id"] = {name: number for number, name in enumerate(names)}
     return RelPosConfig(
@@ -171,15 +171,6 @@ def roberta_config(source: SourceModel, heads: dict[str, str], text: Path | None
         tie_word_embeddings=not source.values.get("untie_weights_roberta"),
         **more,
     )
-
-
-def label_names(text: Path | None, classes: int) -> list[str]:
-    """Return names of the classes from the data's dictionary of labels, if it has as many."""
-    path = text / "label" / "dict.txt" if text else None
-    if path is None or not path.is_file():
-        return []
-    names = [line.rpartition(" ")[0] for line in read_lines(path)][:classes]
-    return names if len(names) == classes else []
 
 
 def tensors_of(source: SourceModel, heads: dict[str, str], config: RelPosConfig) -> dict[str, torch.Tensor]:

@@ -104,11 +104,11 @@ class _Settings:
 
     def check_class(self, file: str) -> None:
         """Raise an error for a class of transformers of which it is not known what it makes of a vocabulary file."""
-        stem = re.sub("Tokenizer(Fast)?$", "", self.config.get("tokenizer_class") or "")
+        stem, is_class = re.subn("Tokenizer(Fast)?$", "", str(self.named))
         known = _CLASSES.get(file, "").split()
-        if stem and known and stem not in known and not self.plain:
+        if is_class and known and stem not in known and not self.plain:
             raise UserError(
-                f"{self.folder / SETTINGS} names the class {self.named}, and {file} is read as that "
+                f"{self.folder} names the class {self.named}, and {file} is read as that "
                 f"of a {known[0]}Tokenizer: save the tokenizer with a {TOKENIZER_JSON}, by its fast class"
             )
 

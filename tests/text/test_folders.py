@@ -202,6 +202,7 @@ def test_ids_of_real_text_are_sentencepieces_own(tmp_path, kind):
     ("files", "message"),
     [
         ({"tokenizer_config.json": '{"tokenizer_class": "BertJapaneseTokenizer"}'}, "names the class BertJapaneseTok"),
+        ({"config.json": '{"tokenizer_class": "BertJapaneseTokenizer"}'}, "names the class BertJapaneseTok"),
         ({"tokenizer_config.json": "[1]"}, r"tokenizer_config.json must hold an object, got '\[1\]'"),
         ({"special_tokens_map.json": "{"}, "special_tokens_map.json is no JSON"),
         ({"tokenizer_config.json": '{"cls_token": 5}'}, "must be a text or an object with its content, got 5"),

@@ -1,0 +1,82 @@
+"""The heads of transformers' encoders, one row each: what reads them, writes them, and computes their losses here.
+
+A classifier's problem is transformers' `problem_type`; where config.json names none, one output is a regression, whole
+labels are classes, and other labels are of several classes each, as there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from relpos_fairseq.conversion.report import ConversionError
+
+HEAD = "sentence_classification_head"  # fairseq's name of the head of sentence_prediction
+SPAN_HEAD = "question_answering"  # the default of --span-head-name, so that it is loaded
+REGRESSION, SINGLE, SEVERAL = "regression", "single_label_classification", "multi_label_classification"
+
+
+@dataclass(frozen=True)
+class Head:
+    """A kind of head."""
+
+    suffix: str  # of the name of transformers' class, after that of the family
+    kind: str  # the output that is compared: logits, classification, spans; none for a model without a head
+    pipeline: str  # of transformers, that runs it on text
+
+    @property
+    def auto(self) -> str:
+        """The name of transformers' Auto class."""
+        return f"AutoModel{self.suffix.removeprefix('Model')}"
+
+
+MODEL = Head("Model", "", "feature-extraction")
+MASKED_LM = Head("ForMaskedLM", "logits", "fill-mask")
+PRE_TRAINING = Head("ForPreTraining", "logits", "fill-mask")
+CLASSIFIER = Head("ForSequenceClassification", "classification", "text-classification")
+SPANS = Head("ForQuestionAnswering", "spans", "question-answering")
+HEADS = (MODEL, MASKED_LM, PRE_TRAINING, CLASSIFIER, SPANS)
+
+
+def head_of(config: dict[str, Any], where: str) -> Head | None:
+    """Return the head that a config.json names; None: it names none, or its library's old class with an LM head.
+
+    Raises:
+        ConversionError: a head that is not converted.
+    """
+    named = str((config.get("architectures") or [""])[0])
+    for head in HEADS:
+        if named.endswith(head.suffix):
+            return head
+    if "For" not in named:
+        return None
+    raise ConversionError(
+        f"{where} is a {named}, whose head no model here has: {', '.join(head.suffix for head in HEADS)} are converted"
+    )
+
+
+def problem_of(problem: str | None, classes: int, labels: Tensor | None = None) -> str:
+    """Return the problem_type of a classifier with so many outputs; `labels` decide where none is named."""
+    if problem:
+        return problem
+    if classes == 1:
+        return REGRESSION
+    return SEVERAL if labels is not None and labels.is_floating_point() else SINGLE
+
+
+def loss_of(problem: str | None, logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean loss of a classifier's logits (B, C).
+
+    Args:
+        problem: transformers' problem_type, or None.
+        logits: (B, C).
+        labels: (B,) classes; (B, C) 0 or 1 of several labels each; (B,) or (B, C) values of a regression.
+    """
+    kind = problem_of(problem, logits.size(1), labels)
+    if kind == REGRESSION:
+        return nn.functional.mse_loss(logits, labels.to(logits.dtype).view_as(logits))
+    if kind == SEVERAL:
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+    return nn.functional.cross_entropy(logits, labels.flatten())

@@ -1,0 +1,149 @@
+"""Every head of transformers' encoders: there and back, its loss and names in the export, refusals by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from helpers.commands import relpos
+from helpers.conversion import shake
+from helpers.exported import write_checkpoint
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *"012345678"]
+SIZES = {
+    "vocab_size": len(PIECES),
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 30,
+}
+NAMES = {"id2label": {0: "neg", 1: "neu", 2: "pos"}, "label2id": {"neg": 0, "neu": 1, "pos": 2}}
+HEAD = "sentence_classification_head"
+FLOATS = torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+# class, config, --head, labels
+CASES = {
+    "none": ("Model", {}, None, {}),
+    "masked": ("ForMaskedLM", {}, None, {"labels": torch.tensor([[5, -100, 7, 8]] * 2)}),
+    "pre-training": ("ForPreTraining", {}, None, {}),
+    "classes": ("ForSequenceClassification", NAMES, HEAD, {"labels": torch.tensor([2, 0])}),
+    "labels": (
+        "ForSequenceClassification",
+        NAMES | {"problem_type": "multi_label_classification"},
+        HEAD,
+        {"labels": FLOATS},
+    ),
+    "unnamed labels": ("ForSequenceClassification", {"num_labels": 3}, HEAD, {"labels": FLOATS}),
+    "regression": (
+        "ForSequenceClassification",
+        {"num_labels": 1, "problem_type": "regression"},
+        HEAD,
+        {"labels": FLOATS[:, 1]},
+    ),
+    "unnamed regression": ("ForSequenceClassification", {"num_labels": 1}, HEAD, {"labels": FLOATS[:, 1]}),
+    "three values": ("ForSequenceClassification", NAMES | {"problem_type": "regression"}, HEAD, {"labels": FLOATS}),
+    "spans": (
+        "ForQuestionAnswering",
+        {},
+        "question_answering",
+        {"start_positions": torch.tensor([1, 0]), "end_positions": torch.tensor([2, 1])},
+    ),
+}
+
+
+def write(folder: Path, suffix: str, family: str = "Bert", **values):
+    """A random model with a head and a tokenizer."""
+    config = getattr(transformers, f"{family}Config")(**SIZES | values)
+    model = getattr(transformers, f"{family}{suffix}")(config).eval()
+    shake(model)
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_there_and_back(name, tmp_path):
+    """Every output, poolers and next-sentence heads too, the loss, and what config.json says of the head."""
+    suffix, values, head, labels = CASES[name]
+    model = write(tmp_path / "first", suffix, **values)
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
+    chosen = ["--head", head] if head else []
+    made = tmp_path / "ours" / "model.pt"
+    assert relpos("convert", made, "--to", "hf-bert", *chosen, "--out", tmp_path / "back") == 0
+    back = type(model).from_pretrained(tmp_path / "back").eval()
+    ids = torch.tensor([[2, 9, 12, 3], [2, 7, 20, 3]])
+    before, after = model(ids, **labels), back(ids, **labels)
+    assert before.keys() == after.keys()
+    for key, value in before.items():
+        torch.testing.assert_close(after[key], value, rtol=1e-5, atol=1e-5)
+    told = [json.loads((tmp_path / part / "config.json").read_text()) for part in ("first", "back")]
+    assert told[0]["architectures"] == told[1]["architectures"] == [f"Bert{suffix}"]
+    assert told[0].get("problem_type") == told[1].get("problem_type")
+    if suffix == "ForSequenceClassification":
+        assert back.config.id2label == model.config.id2label and back.config.label2id == model.config.label2id
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, _, labels) in CASES.items() if labels])
+@torch.no_grad()
+def test_losses_and_names_of_the_export(name, tmp_path):
+    suffix, values, _, labels = CASES[name]
+    model = write(tmp_path / "first", suffix, **values)
+    assert relpos("convert", tmp_path / "first", "--to", "learned+m4", "--out", tmp_path / "ours") == 0
+    assert relpos("export", "transformers", tmp_path / "ours" / "model.pt", tmp_path / "out") == 0
+    auto = getattr(transformers, f"Auto{'ModelFor' + suffix[3:]}")
+    exported = auto.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    tokenizers = [transformers.AutoTokenizer.from_pretrained(tmp_path / part) for part in ("first", "out")]
+    first, second = (one(["a z", "c 8"], return_tensors="pt") for one in tokenizers)
+    moved = dict(labels)
+    if suffix == "ForMaskedLM":  # its labels are ids, which our folder numbers otherwise
+        moved["labels"] = labels["labels"].clone()
+        for number in (5, 7, 8):
+            moved["labels"][labels["labels"] == number] = tokenizers[1].convert_tokens_to_ids(PIECES[number])
+    expected, found = model(**first, **labels), exported(**second, **moved)
+    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-4, atol=1e-4)
+    if suffix == "ForSequenceClassification":
+        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+        assert exported.config.problem_type == values.get("problem_type")
+        if "id2label" in values:
+            assert exported.config.id2label == model.config.id2label
+
+
+@pytest.mark.parametrize("suffix", ["ForTokenClassification", "ForMultipleChoice", "ForNextSentencePrediction"])
+def test_other_heads_are_refused_by_name(suffix, tmp_path, capsys):
+    write(tmp_path / "first", suffix)
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 2
+    said = capsys.readouterr().err
+    assert f"is a Bert{suffix}, whose head no model here has" in said and "Traceback" not in said
+    assert not (tmp_path / "ours").exists()
+
+
+def test_what_is_kept_is_not_forced_on_another_family(tmp_path):
+    """RoBERTa has no next-sentence head: the way to it drops what BERT's folder kept."""
+    write(tmp_path / "first", "ForPreTraining", hidden_act="gelu")
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
+    made = tmp_path / "ours" / "model.pt"
+    assert json.loads((tmp_path / "ours" / "conversion.json").read_text())["kept"] == [
+        "bert.pooler.dense.bias",
+        "bert.pooler.dense.weight",
+        "cls.seq_relationship.bias",
+        "cls.seq_relationship.weight",
+    ]
+    assert relpos("convert", made, "--to", "hf-roberta", "--out", tmp_path / "roberta") == 0
+    config = json.loads((tmp_path / "roberta" / "config.json").read_text())
+    assert config["architectures"] == ["RobertaForMaskedLM"]
+
+
+def test_a_trained_classifiers_labels_are_in_the_folder(tmp_path):
+    """As its data names them, in text/ beside the checkpoint."""
+    task = {"_name": "sentence_prediction", "classification_head_name": "mine", "num_classes": 3, "init_token": 0}
+    _, checkpoint = write_checkpoint(tmp_path, "wordpiece", "learned", classes=3, task=task)
+    arguments = ("--to", "hf-bert", "--head", "mine", "--out", tmp_path / "out")
+    assert relpos("convert", checkpoint, *arguments) == 0
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert loaded.config.id2label == {0: "yes", 1: "no", 2: "perhaps"}
