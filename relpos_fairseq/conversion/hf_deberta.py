@@ -51,13 +51,14 @@ def as_bert(config: dict[str, Any], weights: dict[str, Tensor], prefix: str) -> 
     config["special_ids"]["<mask>"] = min(128000, size - 1)  # v2 and v3 have rows beyond it
     if config.get("relative_attention") and _terms(config):
         config["position_embedding_type"] = KIND
+    legacy = config.get("legacy", True)
     heads = [name for name in weights if name.startswith((_LM, _MASK))]
     for name in heads:
         value = weights.pop(name)
         for theirs, ours in _LM_AS_BERT.items():
-            if not config.get("legacy", True) and name.startswith(_LM + theirs):
+            if not legacy and name.startswith(_LM + theirs):
                 weights[f"cls.predictions.{ours}{name.removeprefix(_LM + theirs)}"] = value
-    heads = [name for name in heads if config.get("legacy", True) or name.startswith(_MASK)]
+    heads = [name for name in heads if legacy or name.startswith(_MASK)]
     for name in [name for name in weights if ".attention.self." in name]:
         _rename(name, weights, config)
     width = config.get("hidden_size", 1)

@@ -236,6 +236,7 @@ def _config(source: SourceModel, family: Family, vocabulary: Vocabulary) -> dict
         "hidden_act": theirs[values["activation_fn"]],
         "hidden_dropout_prob": values.get("dropout", 0.1),
         "attention_probs_dropout_prob": values.get("attention_dropout", 0.1),
+        "classifier_dropout": values.get("pooler_dropout", 0.0),
         "layer_norm_eps": values["layer_norm_eps"],
         "pad_token_id": rows["<pad>"],
         "bos_token_id": rows["<s>"],

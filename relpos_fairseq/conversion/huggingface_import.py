@@ -14,6 +14,7 @@ in fairseq's order (`vocabulary`).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -25,10 +26,11 @@ from torch import Tensor
 from relpos_fairseq.conversion import hf_deberta
 from relpos_fairseq.conversion.heads import HEAD, REGRESSION, SPAN_HEAD, Head, head_of
 from relpos_fairseq.conversion.layouts import ENCODER, VERSION, State, encode_text
+from relpos_fairseq.conversion.ledger import KEPT, NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.report import PADDING, ConversionError, NotComparedError, Outputs
 from relpos_fairseq.conversion.source import DEFAULTS, SourceModel
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_folder
-from relpos_fairseq.conversion.weight_files import read_json, read_weights
+from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
 from relpos_fairseq.schemes import named_elsewhere, scheme_class
 from relpos_fairseq.text import load_tokenizer
 
@@ -94,12 +96,49 @@ TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 POSITIONS = "embeddings.position_embeddings.weight"
 _HEAD_BIASES = ("decoder.bias", "lm_head.bias", "predictions.bias")
 # Tensors that say nothing, and why.
-NEUTRAL = {
+NEUTRAL_TENSORS = {
     "embeddings.position_ids": "a buffer of 0, 1, 2, ...",
     "embeddings.token_type_ids": "a buffer of zeros",
     "cls.predictions.decoder.bias": "repeats cls.predictions.bias",
     "lm_head.decoder.bias": "repeats lm_head.bias",
 }
+# Keys of config.json that say nothing of the model, by the reason why.
+NEUTRAL_KEYS = {
+    "the library's own record": "_name_or_path transformers_version torch_dtype dtype auto_map _attn_implementation "
+    "_attn_implementation_autoset attn_implementation architectures finetuning_task xla_device output_past model_type",
+    "of training from nothing": "initializer_range initializer_factor",
+    "of memory and speed": "gradient_checkpointing chunk_size_feed_forward use_cache torchscript use_bfloat16",
+    "of what the library returns": "output_hidden_states output_attentions return_dict",
+    "the tokenizer says it": "pad_token_id bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id "
+    "unk_token_id",
+    "the tensors say it": "tie_word_embeddings",
+    "id2label the other way": "label2id num_labels _num_labels",
+    "of another architecture under the same config": "directionality pooler_fc_size pooler_num_attention_heads "
+    "pooler_num_fc_layers pooler_size_per_head pooler_type pooler_hidden_size pooler_dropout tie_encoder_decoder "
+    "cross_attention_hidden_size max_length min_length do_sample num_beams",
+}
+# Files by patterns of their places: what becomes of them, and why.
+FILES = (
+    (NEUTRAL, "a description", r"(?i)(.*/)?(readme|license|notice|model_card)[^/]*|.*\.(md|png|jpg|svg)"),
+    (NEUTRAL, "of a version control or a download", r"(.*/)?\..*"),
+    (
+        NEUTRAL,
+        "the same weights in another format",
+        r"(pytorch_model|model|tf_model|flax_model|rust_model)([-.].*)?\.(bin|safetensors|h5|msgpack|ot)(\.index\.json)?"
+        r"|(onnx|openvino|coreml)/.*",
+    ),
+    (NEUTRAL, "of generation, which an encoder has not", r"generation_config\.json"),
+    (
+        NEUTRAL,
+        "of training",
+        r"(data_config\.json|training_args\.bin|trainer_state\.json|(optimizer|scheduler|rng_state)[^/]*\.(pt|pth|bin))",
+    ),
+    (
+        KEPT,
+        "of sentence-transformers",
+        r"modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|\d+_[A-Za-z]+/[^/]+",
+    ),
+)
 # Tensors that no model here reads, which a conversion keeps for the way back: without the prefix, and with it.
 POOLER = ("pooler.dense.weight", "pooler.dense.bias")
 NEXT_SENTENCE = ("cls.seq_relationship.weight", "cls.seq_relationship.bias")
@@ -216,7 +255,7 @@ def read_folder(folder: Path) -> HuggingFaceModel:
         ConversionError: a file is missing or truncated, the model is no BERT or RoBERTa encoder,
             or config, weights and vocabulary contradict each other.
     """
-    config = read_json(folder / "config.json")
+    config = Recorded(read_json(folder / "config.json"))
     family, notes, weights = _family(config, folder), [], None
     head = head_of(config, str(folder))
     if family.name.startswith(DISENTANGLED):
@@ -314,9 +353,9 @@ def _check_config(config: dict[str, Any], folder: Path) -> None:
         )
 
 
-def _named(weights: dict[str, Tensor], family: Family) -> dict[str, Tensor]:
+def _named(weights: dict[str, Tensor], family: Family) -> Recorded:
     """Rename tensors as today's library does, those of the encoder with the family's prefix."""
-    result = {}
+    result = Recorded()
     for name, value in weights.items():
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
         name = name.replace("LayerNorm.beta", "LayerNorm.bias")
@@ -350,15 +389,14 @@ def _check_shapes(model: HuggingFaceModel, folder: Path) -> None:
             f"layers ({missing[0]}): its config and weights do not belong together"
         )
     for name, shape in shapes.items():
-        if tuple(model.weights[name].shape) != shape:
-            raise ConversionError(
-                f"{folder}: {name} is {tuple(model.weights[name].shape)}, and its config says {shape}"
-            )
+        found = tuple(dict.__getitem__(model.weights, name).shape)
+        if found != shape:
+            raise ConversionError(f"{folder}: {name} is {found}, and its config says {shape}")
     known = needed | set(head_names(model.family))
     for heads in (classifier_names(model.family, HEAD), span_names(SPAN_HEAD)):
         known |= set(heads)
     known |= {prefix + name for name in (POSITIONS, *POOLER, *hf_deberta.unread(config))}
-    known |= {*NEXT_SENTENCE, *NEUTRAL, *(prefix + name for name in NEUTRAL)}
+    known |= {*NEXT_SENTENCE, *NEUTRAL_TENSORS, *(prefix + name for name in NEUTRAL_TENSORS)}
     unknown = sorted(set(model.weights) - known)
     if unknown:
         raise ConversionError(
@@ -375,6 +413,7 @@ def read_huggingface(folder: Path) -> SourceModel:
     """
     model = read_folder(folder)
     state, values = from_hf(model)
+    kept = kept_of(model, state)
     source = SourceModel(
         kind=f"Hugging Face's {model.family.name}",
         path=folder,
@@ -387,11 +426,13 @@ def read_huggingface(folder: Path) -> SourceModel:
         labels=labels_of(model.config, classes_of(model)),
         problem=model.config.get("problem_type"),
         head=model.head.suffix if model.head else "",
-        kept=kept_of(model, state),
+        kept=kept,
         library=transformers_release(),
         outputs=lambda tokens, segments: _run(model, folder, tokens, segments),
     )
     state[VERSION] = encode_text(source.plan.describe())
+    source.ledger = ledger_of(model, folder, kept)
+    source.kept_files = {name: folder / name for name in source.ledger.named("files", KEPT)}
     return source
 
 
@@ -512,11 +553,41 @@ def from_hf(model: HuggingFaceModel) -> tuple[State, dict[str, Any]]:
         "layer_norm_eps": config.get("layer_norm_eps", 1e-12),
         "dropout": config.get("hidden_dropout_prob", 0.1),
         "attention_dropout": config.get("attention_probs_dropout_prob", 0.1),
+        "pooler_dropout": _classifier_dropout(config),
         "num_segments": None if segments == "none" else str(max(len(types), 2)),
         "max_positions": model.max_positions,
         "untie_weights_roberta": untied,
     } | more
     return state, values
+
+
+def _classifier_dropout(config: dict[str, Any]) -> float:
+    given = config.get("classifier_dropout")
+    return config.get("hidden_dropout_prob", 0.1) if given is None else given
+
+
+def ledger_of(model: HuggingFaceModel, folder: Path, kept: dict[str, Tensor]) -> Ledger:
+    """Return what became of everything in a folder that was read: tensors by today's names."""
+    prefix = model.family.prefix
+    files = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    # Keys that hf_deberta and the checks set are not the file's.
+    keys = read_json(folder / "config.json")
+    ledger = Ledger(model.weights, keys, files)
+    ledger.mark("tensors", USED, model.weights.read)
+    ledger.mark("tensors", KEPT, list(kept), "no model here reads it")
+    ledger.mark("tensors", NEUTRAL, NEUTRAL_TENSORS | {prefix + n: why for n, why in NEUTRAL_TENSORS.items()})
+    cancelled = "adds the same to all logits of a query"
+    ledger.mark("tensors", NEUTRAL, [prefix + name for name in hf_deberta.unread(model.config)], cancelled)
+    if model.kind not in ("absolute", hf_deberta.KIND):
+        ledger.mark("tensors", NEUTRAL, [prefix + POSITIONS], "not read with relative positions")
+    ledger.mark("keys", USED, model.config.read)
+    for reason, names in NEUTRAL_KEYS.items():
+        ledger.mark("keys", NEUTRAL, set(names.split()) - model.config.read, reason)
+    for verdict, reason, pattern in FILES:
+        ledger.mark("files", verdict, filter(re.compile(pattern).fullmatch, files), reason)
+    ledger.mark("files", USED, (path.name for path in (folder / "config.json", *weight_files(folder))))
+    ledger.mark("files", USED, (path.name for path in model.vocabulary.files))
+    return ledger
 
 
 def kept_of(model: HuggingFaceModel, state: State) -> dict[str, Tensor]:

@@ -288,6 +288,7 @@ def to_relpos(job: Job, source: SourceModel, log: Log) -> Writer:
         return before, outputs_of(build_roberta(values, done.state), probe.tokens, probe.segments)
 
     done.report.compared = source.library
+    _enter(source, done.report, log)
     differences = compare_and_log(done.report, run, probe, log)
     about = _about(source, done.report, differences)
     if source.vocabulary is not None:
@@ -295,10 +296,20 @@ def to_relpos(job: Job, source: SourceModel, log: Log) -> Writer:
     return _checkpoint_writer(source, checkpoint_of(values, done.state, about, _task(source)), about)
 
 
+def _enter(source: SourceModel, report: ConversionReport, log: Log) -> None:
+    """Log a source's ledger, and tell the report what is lost by it."""
+    if source.ledger is not None:
+        report.dropped = source.ledger.lost
+        for line in source.ledger.lines():
+            log(line)
+
+
 def _about(source: SourceModel, report: ConversionReport, differences: dict[str, float]) -> dict[str, Any]:
     """Return what a converted checkpoint and conversion.json record of the conversion."""
     about = {"source": f"{source.kind}: {source.path.name}", "report": report.lines(), "differences": differences}
-    more = {"labels": source.labels, "problem_type": source.problem, "head": source.head, "kept": source.kept}
+    more: dict[str, Any] = {"kept_files": sorted(source.kept_files)}
+    more |= {"ledger": source.ledger.record()} if source.ledger else {}
+    more |= {"labels": source.labels, "problem_type": source.problem, "head": source.head, "kept": source.kept}
     more["family"] = source.kind.removeprefix("Hugging Face's ") if source.kept else ""
     return about | {name: value for name, value in more.items() if value}
 
@@ -342,7 +353,7 @@ def _probe(job: Job, source: SourceModel, values: dict[str, Any]) -> Probe:
 
 def _checkpoint_writer(source: SourceModel, checkpoint: dict[str, Any], about: dict[str, Any]) -> Writer:
     """Return what writes a RoBERTa's checkpoint with its dictionaries and tokenizer."""
-    files = {file.name: file for file in source.files}
+    files = {file.name: file for file in source.files} | source.kept_files
     texts = {} if source.vocabulary is None else source.vocabulary.made | {"dict.txt": source.vocabulary.dictionary()}
     options = checkpoint["cfg"]["task"]
     if options["_name"] == "sentence_prediction":  # whose dictionaries have folders of their own
@@ -374,7 +385,7 @@ def to_huggingface(job: Job, source: SourceModel, log: Log) -> Writer:
 
     def write(folder: Path) -> None:
         save_hf(folder, config, weights)
-        write_texts(folder, named, vocabulary.made)
+        write_texts(folder, named | source.kept_files, vocabulary.made)
         report.compared = transformers_release()
         run = functools.partial(outputs_of_folder, folder, family, weights, source, vocabulary, probe)
         compare_and_log(report, run, probe, log)

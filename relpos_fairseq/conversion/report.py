@@ -42,6 +42,7 @@ class ConversionReport:
         losses: what the target cannot express, with the largest change of a table entry where that
             is known; empty where the rules lose nothing.
         limits: inputs outside of which an exact conversion is not promised.
+        dropped: what the source holds beside the model that outputs compare, and the result does not.
         compared: the program whose outputs the result's were compared with; empty: none was run.
         not_compared: why no outputs were compared; empty: they were, or nobody tried.
     """
@@ -51,6 +52,7 @@ class ConversionReport:
     steps: list[str] = field(default_factory=list)
     losses: dict[str, float] = field(default_factory=dict)
     limits: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
     compared: str = ""
     not_compared: str = ""
 
@@ -79,14 +81,14 @@ class ConversionReport:
         """Return the report; it says `exact` only where no outputs were expected or they were compared."""
         lines = [f"from      {self.source}", f"to        {self.target}"]
         lines += [f"done      {text}" for text in self.steps]
-        lines += [f"lost      {text}" for text in self.lost]
+        lines += [f"lost      {text}" for text in (*self.lost, *self.dropped)]
         lines += [f"holds for {text}" for text in self.limits]
         if self.not_compared:
             lines.append(f"compared  no: outputs were not compared on this machine: {self.not_compared}")
-            lines += [] if self.exact else ["exact     no"]
+            lines += ["exact     no"] if self.losses or self.dropped else []
             return lines
         lines += [f"compared  with {self.compared}"] if self.compared else []
-        lines.append(f"exact     {'yes' if self.exact else 'no'}")
+        lines.append(f"exact     {'no' if self.losses or self.dropped else 'yes'}")
         return lines
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
 from relpos_fairseq.conversion.heads import REGRESSION
 from relpos_fairseq.conversion.layouts import ENCODER, State
+from relpos_fairseq.conversion.ledger import Ledger
 from relpos_fairseq.conversion.report import ConversionReport, Outputs, PairProbe
 from relpos_fairseq.conversion.vocabulary import Vocabulary
 from relpos_fairseq.placement import PositionPlan
@@ -57,6 +58,7 @@ class SourceModel:
         head: what the name of its class in transformers ends in; empty: not known.
         kept: tensors that no model here reads, by their names in transformers, for the way back.
         family: transformers' model_type of `kept`.
+        ledger: what became of everything that it holds; None: not recorded.
         kept_files: files that no model here reads, by their places in its folder.
         source_rows: for a converted checkpoint, the numbers that its rows had before.
         library: the program that `outputs` runs, in words.
@@ -77,6 +79,7 @@ class SourceModel:
     head: str = ""
     kept: dict[str, Tensor] = field(default_factory=dict)
     family: str = ""
+    ledger: Ledger | None = None
     kept_files: dict[str, Path] = field(default_factory=dict)
     source_rows: list[int] | None = None
     library: str = ""

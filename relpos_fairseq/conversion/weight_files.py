@@ -68,6 +68,13 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     raise ConversionError(f"{folder} holds no weights: one of {', '.join(_WEIGHTS)} is needed")
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files from which `read_weights` reads a folder's tensors."""
+    path = next(folder / name for name in _WEIGHTS if (folder / name).is_file())
+    parts = sorted(set(_weight_map(path).values())) if path.suffix == ".json" else []
+    return [path, *(folder / part for part in parts)]
+
+
 def _weight_map(path: Path) -> dict[str, str]:
     found = read_json(path).get("weight_map")
     if not isinstance(found, dict) or not all("/" not in str(v) for v in found.values()):
