@@ -34,7 +34,7 @@ class Head:
 
 MODEL = Head("Model", "", "feature-extraction")
 MASKED_LM = Head("ForMaskedLM", "logits", "fill-mask")
-PRE_TRAINING = Head("ForPreTraining", "logits", "fill-mask")
+PRE_TRAINING = Head("ForPreTraining", "logits", "")
 CLASSIFIER = Head("ForSequenceClassification", "classification", "text-classification")
 SPANS = Head("ForQuestionAnswering", "spans", "question-answering")
 HEADS = (MODEL, MASKED_LM, PRE_TRAINING, CLASSIFIER, SPANS)

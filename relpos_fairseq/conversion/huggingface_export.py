@@ -11,15 +11,18 @@ Any other scheme is exported if `convert` turns it into one of these three witho
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from relpos_fairseq.config import OPTIONS
 from relpos_fairseq.conversion.algebra import convert
-from relpos_fairseq.conversion.heads import CLASSIFIER, MASKED_LM, MODEL, PRE_TRAINING, SPANS, Head
+from relpos_fairseq.conversion.closing_check import NotOpenedError, check_folder
+from relpos_fairseq.conversion.heads import CLASSIFIER, MASKED_LM, MODEL, PRE_TRAINING, SPANS, Head, loss_of, problem_of
 from relpos_fairseq.conversion.huggingface_import import (
     ACTIVATIONS,
     FAMILIES,
@@ -43,7 +46,10 @@ from relpos_fairseq.conversion.weight_files import import_safetensors
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class
-from relpos_fairseq.text import MASK, SPECIAL
+from relpos_fairseq.text import MASK, SPECIAL, load_tokenizer
+from relpos_fairseq.text.dictionary import FILE as DICTIONARY
+from relpos_fairseq.text.dictionary import read_dictionary
+from relpos_fairseq.text.folders import SETTINGS
 
 
 def to_hf(
@@ -308,3 +314,81 @@ def _same_names(after: dict, before: dict) -> dict:
         longer = [other for other in before if other.startswith(f"{name} ")]
         renamed[longer[0] if name not in before and longer else name] = value
     return renamed
+
+
+def check_written(
+    folder: Path,
+    source: SourceModel,
+    head: Head,
+    config: dict[str, Any],
+    numbers: list[int],
+    longest: int | None,
+    trust: bool = False,
+) -> str:
+    """Open a folder that was written of a RoBERTa, in a process of its own; return what was compared.
+
+    Args:
+        folder: the folder.
+        source: the relpos_roberta.
+        head: the head that it was written with.
+        config: its config.json.
+        numbers: its id of each of our rows; -1: it has none.
+        longest: its longest input in tokens; None: any.
+        trust: whether it is loaded by this package's classes.
+
+    Raises:
+        ConversionError: it does not load, or differs from ours.
+    """
+    names = [name for _, name in sorted((int(n), name) for n, name in config.get("id2label", {}).items())]
+    names = names if head is CLASSIFIER else None
+    problem = problem_of(config.get("problem_type"), len(names or ()))
+    number_of = {symbol: n for symbol, n in zip(symbols_of(source.files), numbers, strict=False) if n >= 0}
+    place = next((path.parent for path in source.files if path.name != DICTIONARY), None)
+    tokenizer = load_tokenizer(place) if place and (folder / SETTINGS).is_file() else None
+    pipeline = head.pipeline if head is not MASKED_LM or MASK in number_of else ""
+    asked = {
+        **{"auto": head.auto, "kind": head.kind, "pipeline": pipeline, "trust": trust, "text": tokenizer is not None},
+        **{"problem": problem, "said": bool(config.get("problem_type")), "classes": len(names or ())},
+        **{"names": names, "longest": longest, "mask": number_of.get(MASK)},
+    }
+
+    def loss(ours: Outputs, labels: dict[str, Tensor]) -> Tensor | None:
+        if not labels:
+            return None
+        if head is MASKED_LM:
+            known = torch.tensor([row for _, row in sorted((n, row) for row, n in enumerate(numbers) if n >= 0)])
+            return cross_entropy(ours["logits"][..., known].flatten(0, 1), labels["labels"].flatten())
+        found = next(value for name, value in ours.items() if name.startswith(head.kind))
+        if head is SPANS:
+            parts = zip(found.unbind(-1), (labels["start_positions"], labels["end_positions"]), strict=True)
+            return sum(cross_entropy(logits, places) for logits, places in parts) / 2
+        return loss_of(problem, found, labels["labels"])
+
+    try:
+        return check_folder(
+            folder,
+            asked,
+            {number: row for row, number in enumerate(numbers) if number >= 0},
+            _with_head(source, head),
+            tokenizer and (lambda text: [number_of[symbol] for symbol in tokenizer.encode(text).pieces]),
+            loss,
+        )
+    except NotOpenedError as error:
+        raise ConversionError(f"{folder.name} is not written: {error}") from None
+
+
+def _with_head(source: SourceModel, head: Head) -> Callable[[Tensor, Tensor | None], Outputs]:
+    """Return what runs a relpos_roberta on rows and segments, the latter as far as it reads them."""
+    reads = source.plan.segment_encoding != "none"
+
+    def run(rows: Tensor, segments: Tensor | None) -> Outputs:
+        zeros = torch.zeros_like(rows)
+        return source.outputs(rows, (zeros if segments is None else segments) if reads else None)
+
+    return run
+
+
+def symbols_of(files: list[Path]) -> list[str]:
+    """Return the symbols of our rows from the dictionary among a checkpoint's files; none without one."""
+    path = next((path for path in files if path.name == DICTIONARY), None)
+    return [*SPECIAL, *read_dictionary(path), MASK] if path else []

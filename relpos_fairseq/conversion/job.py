@@ -29,7 +29,8 @@ from relpos_fairseq.conversion.checkpoints import (
     read_exported_roberta,
     read_file,
 )
-from relpos_fairseq.conversion.huggingface_export import export_order, outputs_of_folder, save_hf, to_hf
+from relpos_fairseq.conversion.heads import MASKED_LM, head_of
+from relpos_fairseq.conversion.huggingface_export import check_written, export_order, outputs_of_folder, save_hf, to_hf
 from relpos_fairseq.conversion.huggingface_import import FAMILIES, read_huggingface, transformers_release
 from relpos_fairseq.conversion.layouts import places
 from relpos_fairseq.conversion.marian import MARIAN, read_marian
@@ -389,5 +390,8 @@ def to_huggingface(job: Job, source: SourceModel, log: Log) -> Writer:
         report.compared = transformers_release()
         run = functools.partial(outputs_of_folder, folder, family, weights, source, vocabulary, probe)
         compare_and_log(report, run, probe, log)
+        head = head_of(config, str(folder)) or MASKED_LM
+        longest = int(source.values["max_positions"])
+        log(f"closing   {check_written(folder, source, head, config, vocabulary.rows, longest)}")
 
     return write

@@ -1,0 +1,224 @@
+"""Open a written folder in a process of its own, by transformers' Auto class and pipeline, and compare it with ours.
+
+Run as a program (`FOLDER REQUEST ANSWER`, JSON files), this file loads the folder and writes what came; it imports
+nothing of this package.  `check_folder` runs it and compares ids, names of classes, outputs, the loss, the pipeline.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TEXTS = ("A man rides a red bike.", "Où est-il né ?  Zürich, 北京!")
+PAIR = ("Who rides?", "The old man rides a red bike.")
+LABEL = 2  # of every third token in the masked LM's loss; ids that any model has
+TOLERANCE = 1e-3  # of outputs, beside their size, in fp32
+BOOT = "import runpy, sys; del sys.path[0]; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def open_folder(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what the installed transformers makes of a folder.
+
+    Args:
+        folder: the folder.
+        asked: `auto`, `pipeline` and `kind` of its head; `trust`, whether its code may be imported; `text`, whether it
+            has a tokenizer; a classifier's `problem` and number of `classes`.
+    """
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    how = {"trust_remote_code": asked["trust"], "local_files_only": True}
+    model, loading = getattr(transformers, asked["auto"]).from_pretrained(folder, output_loading_info=True, **how)
+    model = model.float().eval()
+    known = ("pooler", "decoder.bias", "lm_head.bias", "predictions.bias", "position_ids", "version")
+    found = {"release": transformers.__version__, "outputs": {}, "classes": model.config.to_dict().get("id2label")}
+    found["missing"] = [key for key in loading["missing_keys"] if not any(part in key for part in known)]
+    # Of a head's class, the parts that it leaves aside are named so; positions that it does not read matter.
+    found["unread"] = [key for key in loading["unexpected_keys"] if "distance_embedding" in key or "positions" in key]
+    if not asked["text"]:
+        return found
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **how)
+    batch = tokenizer(list(TEXTS), padding=True, truncation=True, return_tensors="pt")
+    found["ids"], found["mask"] = batch["input_ids"].tolist(), batch["attention_mask"].tolist()
+    found["segments"] = batch["token_type_ids"].tolist() if "token_type_ids" in batch else None
+    found["plain"] = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+    found["pair"] = tokenizer(*PAIR)["input_ids"]
+    alone = tokenizer(TEXTS[0], truncation=True, return_tensors="pt")  # without padding, which a loss may count
+    found["alone"] = alone["input_ids"].tolist()
+    with torch.no_grad():
+        output = model(**batch)
+    names = ("logits", "prediction_logits", "start_logits", "end_logits", "last_hidden_state")
+    found["outputs"] = {name: output[name].tolist() for name in names if name in output}
+    longest = tokenizer.model_max_length
+    if longest < 1 << 20:
+        cut = tokenizer("a man " * longest, truncation=True, return_tensors="pt")
+        found["cut"] = cut["input_ids"].size(1)
+        with torch.no_grad():
+            model(**cut)
+    if asked["pipeline"] in transformers.pipelines.SUPPORTED_TASKS:
+        made = transformers.pipeline(asked["pipeline"], model=model, tokenizer=tokenizer)
+        ends = f" {tokenizer.mask_token}" if asked["pipeline"] == "fill-mask" else ""
+        lengths = ((part + ends, len(tokenizer(part + ends)["input_ids"])) for part in (TEXTS[0][:-1], "a", ""))
+        text = next(text for text, length in lengths if length <= longest)  # pipelines do not truncate
+        more = {"fill-mask": {"top_k": 5}, "text-classification": {"top_k": None}}.get(asked["pipeline"], {})
+        if asked["pipeline"] == "question-answering":
+            found["piped"] = made(question=PAIR[0], context=PAIR[1])["answer"]
+        else:
+            found["piped"] = made(text, **more)
+            found["piped_ids"] = tokenizer(text)["input_ids"]
+    with torch.no_grad():  # last, since it may set the config's problem_type
+        loss = model(**alone, **labels_for(asked, alone["input_ids"])).get("loss")
+    return found | {"loss": None if loss is None else float(loss)}
+
+
+def labels_for(asked: Mapping[str, Any], ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the labels of the texts' ids (B, L) that a head's loss is computed of."""
+    kind, rows = asked["kind"], torch.arange(len(ids))
+    if kind == "logits" and asked["auto"].endswith("MaskedLM"):
+        return {"labels": torch.where((torch.arange(ids.size(1)) % 3 == 1).expand_as(ids), LABEL, -100)}
+    if kind == "spans":
+        return {"start_positions": rows + 1, "end_positions": rows + 2}
+    if kind != "classification":
+        return {}
+    if asked["problem"] == "single_label_classification":
+        return {"labels": rows % asked["classes"]}
+    values = (rows[:, None] + torch.arange(asked["classes"])) % 2
+    return {"labels": values.float().squeeze(1) if asked["classes"] == 1 else values.float()}
+
+
+class NotOpenedError(Exception):
+    """The folder cannot be opened here, or differs from ours; the message says why."""
+
+
+def check_folder(
+    folder: Path,
+    asked: dict[str, Any],
+    row_of: Mapping[int, int],
+    outputs: Callable[[torch.Tensor, torch.Tensor | None], Mapping[str, torch.Tensor]],
+    encode: Callable[[str], Sequence[int]] | None,
+    loss: Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], torch.Tensor | None],
+) -> str:
+    """Open a folder in a process of its own and compare it with ours; return what was compared.
+
+    Args:
+        folder: the folder.
+        asked: as `open_folder`, and what must come: `names` of classes or None, the `longest` input or None, the id
+            of the `mask`, and `said`, whether config.json names the problem.
+        row_of: our row of each of the folder's ids.
+        outputs: our outputs by name, of (B, L) rows and segments.
+        encode: our ids of a text, in the folder's numbers; None: it has no tokenizer.
+        loss: our loss of outputs and labels; None: the head has none.
+
+    Raises:
+        NotOpenedError: it does not load, or something differs.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        return "not opened: transformers is not installed"
+    found = _answer(folder, asked)
+    if found["missing"] or found["unread"]:
+        raise NotOpenedError(
+            f"transformers {found['release']} does not read it as it is ({[*found['missing'], *found['unread']][0]})"
+        )
+    if asked["names"] is not None:
+        names = [found["classes"][str(number)] for number in range(len(asked["names"]))]
+        _same("names of classes", names, asked["names"])
+    said = f"opened by {asked['auto']} of transformers {found['release']}"
+    if encode is None:
+        return said
+    _same("ids", found["plain"], [list(encode(text)) for text in TEXTS])
+    if asked["longest"] is not None:
+        _same("longest input after truncation", found.get("cut"), asked["longest"])
+    real = torch.tensor(found["mask"]).bool()
+    segments = None if found["segments"] is None else torch.tensor(found["segments"])
+    rows = torch.tensor([[row_of[number] for number in row] for row in found["ids"]]).masked_fill(~real, 1)
+    ours = outputs(rows, segments)
+    order = torch.tensor([row_of[number] for number in sorted(row_of)])
+    theirs = {name: torch.tensor(value, dtype=torch.float64) for name, value in found["outputs"].items()}
+    compared = _outputs(asked["kind"], ours, theirs, real, order)
+    alone = torch.tensor(found["alone"])
+    single = torch.tensor([[row_of[number] for number in found["alone"][0]]])
+    expected = loss(outputs(single, torch.zeros_like(single)), labels_for(asked, alone))
+    if found["loss"] is not None and expected is not None:
+        _close("loss", torch.tensor(found["loss"]).double(), expected)
+        compared.append("loss")
+    if "piped_ids" in found:
+        _piped(asked, found, row_of, order, outputs)
+    return f"{said}: ids, {', '.join(compared)}{' and its pipeline' * ('piped' in found)} are ours"
+
+
+def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    root = str(Path(__file__).resolve().parents[2])
+    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    with tempfile.TemporaryDirectory() as place:
+        request, answer = Path(place, "request.json"), Path(place, "answer.json")
+        request.write_text(json.dumps(asked))
+        command = [sys.executable, "-c", BOOT, __file__, str(folder.absolute()), str(request), str(answer)]
+        environment = os.environ | {"PYTHONPATH": paths, "HF_MODULES_CACHE": str(Path(place, "modules"))}
+        done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", errors="replace")
+        if done.returncode or not answer.is_file():
+            last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no message"]
+            raise NotOpenedError(f"transformers does not open it: {last[0].strip()[:200]}")
+        return json.loads(answer.read_text())
+
+
+def _outputs(kind: str, ours: Mapping, theirs: Mapping, real: torch.Tensor, order: torch.Tensor) -> list[str]:
+    """Compare the outputs of a batch; return their names."""
+    if kind == "spans":
+        stacked = torch.stack([theirs["start_logits"], theirs["end_logits"]], -1)
+        name = next(one for one in ours if one.startswith("spans"))
+        _close("span logits", stacked[real], ours[name][real])
+        return ["span logits"]
+    if kind == "classification":
+        name = next(one for one in ours if one.startswith("classification"))
+        _close("logits", theirs["logits"], ours[name])
+        return ["logits"]
+    if kind == "logits":
+        found = theirs.get("logits", theirs.get("prediction_logits"))
+        _close("logits", found[real], ours["logits"][..., order][real])
+        return ["logits"]
+    _close("hidden states", theirs["last_hidden_state"][real], ours["features"][real])
+    return ["hidden states"]
+
+
+def _piped(asked: Mapping, found: Mapping, row_of: Mapping[int, int], order: torch.Tensor, outputs: Callable) -> None:
+    """Compare the scores of a pipeline."""
+    rows = torch.tensor([[row_of[number] for number in found["piped_ids"]]])
+    ours = outputs(rows, torch.zeros_like(rows))
+    if asked["pipeline"] == "fill-mask":
+        place = found["piped_ids"].index(asked["mask"])
+        probabilities = ours["logits"][0, place, order].softmax(-1)
+        for one in found["piped"]:
+            _close("fill-mask", torch.tensor(one["score"]).double(), probabilities[sorted(row_of).index(one["token"])])
+        return
+    if asked["pipeline"] != "text-classification":
+        return
+    logits = next(value for name, value in ours.items() if name.startswith("classification"))[0]
+    scores = {"multi_label_classification": logits.sigmoid(), "regression": logits}.get(asked["problem"])
+    if scores is None or (asked["problem"] == "regression" and not asked["said"]):
+        scores = logits.sigmoid() if len(logits) == 1 else logits.softmax(-1)
+    named = {one["label"]: one["score"] for one in found["piped"]}
+    _close("text-classification", torch.tensor([named[name] for name in asked["names"]]).double(), scores)
+
+
+def _close(name: str, theirs: torch.Tensor, ours: torch.Tensor) -> None:
+    apart = float((theirs - ours.double()).abs().max())
+    if not apart <= TOLERANCE * max(1.0, float(ours.abs().max())):
+        raise NotOpenedError(f"its {name} differ from ours by {apart:.2g}")
+
+
+def _same(name: str, theirs: Any, ours: Any) -> None:
+    if theirs != ours:
+        raise NotOpenedError(f"its {name} are {str(theirs)[:80]}, ours {str(ours)[:80]}")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[3]).write_text(json.dumps(open_folder(sys.argv[1], json.loads(Path(sys.argv[2]).read_text()))))
