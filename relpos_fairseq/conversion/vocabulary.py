@@ -20,7 +20,7 @@ from relpos_fairseq.conversion.weight_files import read_json
 from relpos_fairseq.text import MASK, SPECIAL, load_tokenizer
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import read_dictionary
-from relpos_fairseq.text.folders import SETTINGS, holds_tokenizer, tokenizer_paths, transformers_files
+from relpos_fairseq.text.folders import SETTINGS, class_of, holds_tokenizer, tokenizer_paths, transformers_files
 
 NEVER = -1e4  # the logit of a row that the source does not have: its probability is 0, and fp16 holds it
 
@@ -129,8 +129,7 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
     found = _ordered(numbers, size, tokenizer_paths(folder), notes)
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     if "tokenizer_class" not in settings:  # config.json, which says it, stays behind
-        stem = str((config.get("architectures") or ["Bert"])[0]).partition("For")[0]
-        settings["tokenizer_class"] = f"{stem}Tokenizer"
+        settings["tokenizer_class"] = class_of(folder)
         found.made[SETTINGS] = json.dumps(settings, indent=2) + "\n"
     return found
 

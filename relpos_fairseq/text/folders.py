@@ -15,6 +15,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,37 @@ SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 GENERIC = "PreTrainedTokenizerFast"  # transformers' class that takes tokenizer.json as it stands
 # What transformers calls fairseq's special symbols, in the order in which it adds them.
 _ROLES = {"bos": "<s>", "eos": "</s>", "unk": UNKNOWN, "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": MASK}
-# Classes whose vocabulary file is read here; what another class makes of such a file is not known.
-_CLASSES = {
-    "vocab.txt": "Bert DistilBert Electra MobileBert MPNet ConvBert SqueezeBert LayoutLM Lxmert Funnel Splinter",
-    "vocab.json": "Roberta GPT2 Deberta Bart Longformer LED",
-    "sentencepiece.bpe.model": "XLMRoberta",
-    "spm.model": "DebertaV2",
-    "spiece.model": "Albert",
-}
-# The mask that a class adds where its vocabulary lacks one.
-_MASKS = {"vocab.txt": "[MASK]", "sentencepiece.bpe.model": MASK, "spm.model": "[MASK]", "spiece.model": "[MASK]"}
+_BERT, _ALBERT = SPELLINGS[1:]
+
+
+@dataclass(frozen=True)
+class _Class:
+    """A tokenizer class of transformers: its file, how it spells special symbols, and the step that it sets anew."""
+
+    name: str
+    file: str
+    spelling: tuple[str, ...] = SPELLINGS[0]
+    sets: str = ""  # type of the normalizer or pre-tokenizer whose options tokenizer_config.json decides
+
+
+def _classes() -> dict[str, _Class]:
+    """Return the classes whose vocabulary file is read here, by their names without case and signs."""
+    bert = "Bert DistilBert Electra MobileBert ConvBert SqueezeBert LayoutLM Lxmert"
+    mpnet = ("<s>", "<pad>", "</s>", "[UNK]", "<mask>")
+    rows = [_Class(name, "vocab.txt", _BERT, "BertNormalizer") for name in bert.split()]
+    rows += [_Class(name, "vocab.json", sets="ByteLevel") for name in "Roberta Bart Longformer LED".split()]
+    rows += [
+        _Class("MPNet", "vocab.txt", mpnet, "BertNormalizer"),
+        _Class("GPT2", "vocab.json", (), "ByteLevel"),
+        _Class("Deberta", "vocab.json", _BERT, "ByteLevel"),
+        _Class("DebertaV2", "spm.model", _BERT),
+        _Class("XLMRoberta", "sentencepiece.bpe.model"),
+        _Class("Albert", "spiece.model", _ALBERT),
+    ]
+    return {row.name.lower(): row for row in rows}
+
+
+_CLASSES = _classes()
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
@@ -60,20 +82,30 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"no tokenizer folder {folder}: give a folder that holds {_EXPECTED}")
-    names = _model_files(folder)
-    if names is None:
+    if not holds_tokenizer(folder):
         raise UserError(f"no tokenizer in {folder}: expected {_EXPECTED}")
-    settings = _Settings(folder)
-    settings.check_class(names[0])
-    state = _READERS[names]([folder / name for name in names], settings)
-    named = settings.complete(state, names[0])
-    files = {path.name: path for path in tokenizer_paths(folder)}
-    return Tokenizer(state, files, named, ids_as_symbols=names[0] == "encoder.json")
+    try:
+        settings = _Settings(folder)
+        names = settings.choose(_present(folder))
+        paths = [folder / name for name in names]
+        state = _READERS[names](paths, settings)
+        named = settings.complete(state)
+        files = {path.name: path for path in tokenizer_paths(folder)}
+        return Tokenizer(state, files, named, ids_as_symbols=names[0] == "encoder.json")
+    except UserError:
+        raise
+    except Exception as error:  # the library raises bare Exceptions, and a file may hold anything
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        release = import_tokenizers().__version__
+        raise UserError(
+            f"{folder}: its tokenizer is none that tokenizers {release} reads ({what}); a newer release may: "
+            f"pip install -U tokenizers"
+        ) from None
 
 
 def holds_tokenizer(folder: Path) -> bool:
     """Return True if a folder holds the files of a tokenizer."""
-    return _model_files(folder) is not None
+    return bool(_present(folder))
 
 
 def tokenizer_paths(folder: Path) -> list[Path]:
@@ -81,8 +113,14 @@ def tokenizer_paths(folder: Path) -> list[Path]:
     return [path for path in (folder / name for name in FILES) if path.is_file()]
 
 
-def _model_files(folder: Path) -> tuple[str, ...] | None:
-    return next((names for names in _READERS if all((folder / name).is_file() for name in names)), None)
+def class_of(folder: Path) -> str:
+    """Return the name of transformers' class that reads a folder's tokenizer, as its JSON files say."""
+    settings = _Settings(folder)
+    return f"{settings.cls.name}Tokenizer" if settings.cls else str(settings.named if settings.is_class else GENERIC)
+
+
+def _present(folder: Path) -> list[tuple[str, ...]]:
+    return [names for names in _READERS if all((folder / name).is_file() for name in names)]
 
 
 class _Settings:
@@ -96,38 +134,66 @@ class _Settings:
         self.folder = folder
         self.config = _read_object(folder / SETTINGS)
         model = _read_object(folder / "config.json")
-        # Of transformers; None: the folder does not say, and tokenizer.json is taken as it stands.
         self.named = self.config.get("tokenizer_class") or model.get("tokenizer_class") or model.get("model_type")
-        self.plain = str(self.named).startswith(("PreTrainedTokenizer", "TokenizersBackend")) or (
-            self.named is None and not (folder / SETTINGS).is_file()
+        if not isinstance(self.named, str | None):
+            raise UserError(f"{folder}: tokenizer_class must be a name, got {self.named!r}")
+        stem, self.is_class = re.subn("Tokenizer(Fast)?$", "", self.named or "")
+        key = re.sub("[-_]", "", stem).lower()
+        generic = key in ("pretrained", "") or "TokenizersBackend" in (self.named or "")
+        if self.named is None and (folder / SETTINGS).is_file():
+            generic, key = False, "bert" if (folder / "vocab.txt").is_file() or _is_bert(folder) else ""
+        self.cls = None if generic else _CLASSES.get(key)
+        # What no class of transformers changes: its file is taken as it stands.
+        self.plain = generic or (self.cls is None and not self.named)
+
+    def choose(self, present: list[tuple[str, ...]]) -> tuple[str, ...]:
+        """Return the files that are read: tokenizer.json, those of the folder's class, or the first of them.
+
+        Raises:
+            UserError: the folder's class is one of which it is not known what it makes of them.
+        """
+        own = [names for names in present if self.cls and names[0] in (TOKENIZER_JSON, self.cls.file)]
+        if own or self.plain or self.named is None:
+            return (own or present)[0]
+        if present[0] == (TOKENIZER_JSON,):
+            return present[0]
+        raise UserError(
+            f"{self.folder} is of {self.named}, and what that makes of {present[0][0]} is not known here: save the "
+            f"tokenizer with a {TOKENIZER_JSON}, by its fast class"
         )
 
-    def check_class(self, file: str) -> None:
-        """Raise an error for a class of transformers of which it is not known what it makes of a vocabulary file."""
-        stem, is_class = re.subn("Tokenizer(Fast)?$", "", str(self.named))
-        known = _CLASSES.get(file, "").split()
-        if is_class and known and stem not in known and not self.plain:
-            raise UserError(
-                f"{self.folder} names the class {self.named}, and {file} is read as that "
-                f"of a {known[0]}Tokenizer: save the tokenizer with a {TOKENIZER_JSON}, by its fast class"
-            )
-
-    def complete(self, state: State, file: str) -> dict[str, str]:
+    def complete(self, state: State) -> dict[str, str]:
         """Set what the files say in the content of a tokenizer.json; return its names of fairseq's special symbols."""
         special, added = self._special(), self._added()
-        if not self.plain:
+        if self.cls:
             self._override(state)
-            vocabulary = vocabulary_of(state)
-            default = spelled(vocabulary)
-            if MASK not in default and file in _MASKS:
-                default[MASK] = _MASKS[file]
-            special = {role: default[ours] for role, ours in _ROLES.items() if ours in default} | special
+            spelling = self.cls.spelling
+            # A mask is added where there is none; other special symbols belong to a vocabulary.
+            known = {*vocabulary_of(state), *spelling[-1:]}
+            default = {ours: name for ours, name in zip(SPELLINGS[0], spelling, strict=False) if name in known}
+            own = ("unk", "sep", "pad", "cls", "mask")
+            special = {role: default[_ROLES[role]] for role in own if _ROLES[role] in default} | special
+        never = self._flag("split_special_tokens", False)
         _add(state, added, [*map(_token, special.values()), *self._more_special()])
-        if self.config.get("split_special_tokens"):
-            state["added_tokens"] = [token for token in state["added_tokens"] if not token["special"]]
-        # sep before eos, and cls before bos
-        named = {_ROLES[role]: _token(special[role])["content"] for role in _ROLES if role in special}
-        return spelled(vocabulary_of(state)) | named
+        if never:
+            for token in state["added_tokens"]:
+                token["never"] = token["special"]
+        named: dict[str, str] = {}
+        for role in ("cls", "sep", "unk", "pad", "mask", "bos", "eos"):  # a token has one role: the first
+            if role in special and (name := _token(special[role])["content"]) not in named.values():
+                named.setdefault(_ROLES[role], name)
+        if self.cls:
+            return named
+        found = spelled(vocabulary_of(state))
+        return {ours: name for ours, name in found.items() if ours not in named and name not in named.values()} | named
+
+    def _flag(self, name: str, default: bool | None) -> bool | None:
+        """Return a setting that is true or false, and null where that is its default."""
+        value = self.config.get(name, default)
+        value = default if value is None else value
+        if not isinstance(value, bool | None):
+            raise UserError(f"{self.folder / SETTINGS}: {name} must be true or false, got {value!r}")
+        return value
 
     @property
     def _files(self) -> list[dict[str, Any]]:
@@ -145,7 +211,10 @@ class _Settings:
         for one in self._files:
             for name in ("additional_special_tokens", "extra_special_tokens"):
                 values = one.get(name) or []
-                found += values.values() if isinstance(values, dict) else values
+                values = list(values.values()) if isinstance(values, dict) else values
+                if not isinstance(values, list):
+                    raise UserError(f"{self.folder}: {name} must be a list of tokens, got {values!r}")
+                found += values
         return [_token(value) | {"special": True} for value in found]
 
     def _added(self) -> list[dict[str, Any]]:
@@ -157,18 +226,28 @@ class _Settings:
             decoder = {n: {"content": one, "special": one in special} for one, n in _read_object(path).items()}
         if wrong := [number for number in decoder if not str(number).isdecimal()]:
             raise UserError(f"{path}: an added token has the number {wrong[0]!r}: a whole number is needed")
-        return [_token(token) for _, token in sorted((int(number), token) for number, token in decoder.items())]
+        if len(numbers := {int(number) for number in decoder}) < len(decoder):
+            raise UserError(f"{path}: {len(decoder)} added tokens have {len(numbers)} numbers")
+        return [_token(token) for _, token in sorted(decoder.items(), key=lambda item: int(item[0]))]
 
     def _override(self, state: State) -> None:
         """Set the options that transformers' classes set anew, whatever tokenizer.json says."""
-        if (state["normalizer"] or {}).get("type") == "BertNormalizer":
+        if self.cls is None or not self.cls.sets:
+            return
+        if self.cls.sets == (state["normalizer"] or {}).get("type"):
             state["normalizer"] |= {
-                "lowercase": bool(self.config.get("do_lower_case", True)),
-                "strip_accents": self.config.get("strip_accents"),
-                "handle_chinese_chars": bool(self.config.get("tokenize_chinese_chars", True)),
+                "lowercase": self._flag("do_lower_case", True),
+                "strip_accents": self._flag("strip_accents", None),
+                "handle_chinese_chars": self._flag("tokenize_chinese_chars", True),
             }
-        if (state["pre_tokenizer"] or {}).get("type") == "ByteLevel":
-            state["pre_tokenizer"] |= {"add_prefix_space": bool(self.config.get("add_prefix_space", False))}
+        if self.cls.sets == (state["pre_tokenizer"] or {}).get("type"):
+            state["pre_tokenizer"] |= {"add_prefix_space": self._flag("add_prefix_space", False)}
+
+
+def _is_bert(folder: Path) -> bool:
+    """Return True if tokenizer.json normalizes as BERT's classes do, whose settings then decide."""
+    normalizer = _read_object(folder / TOKENIZER_JSON).get("normalizer")
+    return isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer"
 
 
 def _token(value: Any) -> dict[str, Any]:
@@ -207,68 +286,89 @@ def _read_object(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise UserError(f"{path} must hold an object, got {str(found)[:40]!r}")
     return found
 
 
-def _by_library(read: Callable[..., Any], kind: str, *paths: Path) -> Any:
-    try:
-        return read(*map(str, paths))
-    except Exception as error:  # the library raises bare Exceptions
-        release = import_tokenizers().__version__
-        raise UserError(
-            f"{' and '.join(map(str, paths))}: no {kind} that tokenizers {release} reads; a newer release may: {error}"
-        ) from None
-
-
-def _state(model: Any) -> State:
-    return json.loads(model.to_str())
-
-
 def json_of(model: Any) -> str:
-    """Return the text of a model's tokenizer.json; merges are texts, which every release of the library reads."""
-    state = _state(model)
-    if "merges" in state["model"] and not any(" " in piece for piece in state["model"]["vocab"]):
-        state["model"]["merges"] = [" ".join(pair) for pair in state["model"]["merges"]]
-    return json.dumps(state, ensure_ascii=False, indent=2)
+    """Return the text of a model's tokenizer.json."""
+    return text_of(json.loads(model.to_str()))
+
+
+def text_of(state: State) -> str:
+    """Return the text of a tokenizer.json; merges are texts, which every release of the library reads."""
+    model = state["model"]
+    if "merges" in model and not any(" " in piece for piece in model["vocab"]):
+        model = model | {"merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]}
+    return json.dumps(state | {"model": model}, ensure_ascii=False, indent=2)
 
 
 def _read_json(paths: list[Path], settings: _Settings) -> State:
-    return _state(_by_library(import_tokenizers().Tokenizer.from_file, TOKENIZER_JSON, *paths))
+    state = _read_object(paths[0])
+    if not isinstance(model := state.get("model"), dict):
+        raise UserError(f"{paths[0]} is no {TOKENIZER_JSON}: it has no model")
+    model.setdefault(
+        "type", "BPE" if "merges" in model else "Unigram" if isinstance(model["vocab"], list) else "WordPiece"
+    )
+    if "dropout" in model:  # of training alone
+        model["dropout"] = None
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        state.setdefault(name, None)
+    state["added_tokens"] = [{"id": one["id"]} | _token(one) for one in state.get("added_tokens") or []]
+    return state
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file, which only line feeds end (and carriage returns): U+2028 may be a piece."""
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no UTF-8 at byte {error.start}: convert it, or copy it again") from None
 
 
 def _read_byte_bpe(paths: list[Path], settings: _Settings) -> State:
-    return _state(byte_bpe(_by_library(import_tokenizers().models.BPE.from_file, "byte-level BPE", *paths)))
+    lines = _lines(paths[1])
+    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    vocab = _read_object(paths[0])
+    wrong = next((pair for pair in merges if len(pair) != 2 or "".join(pair) not in vocab), None)
+    if wrong is not None:
+        raise UserError(f"{paths[1]}: {' '.join(wrong)!r} is no merge of two pieces to one of {paths[0].name}")
+    state = json.loads(byte_bpe().to_str())
+    state["model"] |= {"vocab": vocab, "merges": [list(pair) for pair in dict.fromkeys(merges)]}
+    return state
 
 
 def _read_wordpiece(paths: list[Path], settings: _Settings) -> State:
-    pieces = paths[0].read_text(encoding="utf-8").rstrip("\n").split("\n")  # only \n, \r\n: U+2028 may be a piece
+    pieces = _lines(paths[0])
     if len(set(pieces)) != len(pieces):
         raise UserError(f"{paths[0]} names {len(pieces) - len(set(pieces))} pieces twice")
     unknown = _token(settings._special().get("unk", "[UNK]"))["content"]
     if unknown not in pieces:
         raise UserError(f"{paths[0]} is no BERT vocabulary: it lacks {unknown}")
-    return _state(wordpiece({piece: n for n, piece in enumerate(pieces)}, lowercase=True, unknown=unknown))
+    state = json.loads(wordpiece({unknown: 0}, lowercase=True, unknown=unknown).to_str())
+    state["model"]["vocab"] = {piece: number for number, piece in enumerate(pieces)}
+    return state
 
 
 def _read_sentencepiece(paths: list[Path], settings: _Settings) -> State:
     """Build a model of sentencepiece as fairseq numbers it, or as transformers' class of the file's name does."""
-    if settings.plain or paths[0].name == "sentencepiece.bpe.model":
-        return sentencepiece_state(paths[0], released=not settings.plain)
-    state, before = sentencepiece_state(paths[0], numbered=False), []
-    albert = paths[0].name == "spiece.model"
+    cls = settings.cls.name if settings.cls else ""
+    if cls in ("", "XLMRoberta"):
+        return sentencepiece_state(paths[0], released=bool(cls))
+    state, albert = sentencepiece_state(paths[0], numbered=False), cls == "Albert"
+    before: list[State] = []
     if albert:
         before += [_replace({"String": sign}, '"') for sign in ("``", "''")]
-        if not settings.config.get("keep_accents", False):
+        if not settings._flag("keep_accents", False):
             before += [{"type": "NFKD"}, {"type": "StripAccents"}]
-    if settings.config.get("do_lower_case", albert):
+    if settings._flag("do_lower_case", albert):
         before.append({"type": "Lowercase"})
     if not albert:
         before.append({"type": "Strip", "strip_left": True, "strip_right": True})
-        if settings.config.get("split_by_punct"):
+        if settings._flag("split_by_punct", False):
             steps = [{"type": "Punctuation", "behavior": "Isolated"}, state["pre_tokenizer"]]
             state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
     state["normalizer"]["normalizers"][:0] = before
@@ -321,15 +421,16 @@ def sentencepiece_state(model: Path | bytes, numbered: bool = True, released: bo
     if normal.precompiled_charsmap:
         charsmap = base64.b64encode(normal.precompiled_charsmap).decode()
         steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
-    if normal.remove_extra_whitespaces:
+    theirs = released or not numbered  # transformers' classes do not ask for the following
+    if normal.remove_extra_whitespaces or theirs:
         steps += [{"type": "Strip", "strip_left": False, "strip_right": True}] * numbered
         steps.append(_replace({"Regex": " {2,}"}, " "))
-    start = "always" if normal.add_dummy_prefix else "never"
-    space = {"type": "Metaspace", "replacement": WORD_START, "prepend_scheme": start}
-    space["split"] = trained.split_by_whitespace
+    start = "always" if normal.add_dummy_prefix or theirs else "never"
+    space: dict[str, Any] = {"type": "Metaspace", "replacement": WORD_START, "prepend_scheme": start}
+    space["split"] = trained.split_by_whitespace or theirs
     decoders = [{"type": "ByteFallback"}] * trained.byte_fallback + [space]
     more = [(one.piece, one.type == _CONTROL) for one in pieces if one.type in (_CONTROL, _USER)]
-    state = {
+    state: State = {
         **{"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None},
         **{"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": space},
         **{"decoder": {"type": "Sequence", "decoders": decoders}, "model": found},
@@ -387,39 +488,62 @@ def transformers_files(
         segments: whether the model reads token types.
         longest: longest input of the model in tokens; None: any.
     """
-    state = json.loads(tokenizer.model.to_str())
+    state = tokenizer.content()
     names = {symbol: tokenizer.names.get(symbol, symbol) for symbol in SPELLINGS[0] if symbol in numbers}
-    ordered = sorted(((number, symbol) for symbol, number in numbers.items()))
-    pieces = {number: names.get(symbol) or tokenizer.pieces.get(symbol, symbol) for number, symbol in ordered}
-    added = {content: token for content, token in tokenizer.added.items() if content not in tokenizer.names.values()}
+    pieces = {
+        n: names.get(symbol) or tokenizer.pieces.get(symbol, symbol)
+        for n, symbol in sorted((n, s) for s, n in numbers.items())
+    }
+    added = {
+        content: token
+        for content, token in tokenizer.added.items()
+        if content not in tokenizer.names.values() and not token.get("never")
+    }
     model = state["model"]
+    # Tokens that no text gives but whole need no piece of the model, where they stand behind all that do.
+    whole = {*added, *names.values()}
+    size = 1 + max((n for n, piece in pieces.items() if piece not in whole or piece == names[UNKNOWN]), default=-1)
     if model["type"] == "Unigram":
-        old = model["vocab"]
-        places = {number: tokenizer.numbers.get(symbol, len(old)) for symbol, number in numbers.items()}
-        scores = {number: old[place][1] for number, place in places.items() if place < len(old)}
-        size = max(scores, default=-1) + 1
-        model["vocab"] = [[pieces.get(n, f"madeupword{n}"), scores.get(n, _NEVER)] for n in range(size)]
+        old = dict(model["vocab"])
+        model["vocab"] = [[pieces.get(n, f"madeupword{n}"), old.get(pieces.get(n), _NEVER)] for n in range(size)]
         model["unk_id"] = numbers[UNKNOWN]
     else:
-        model["vocab"] = {piece: number for number, piece in pieces.items()}
+        model["vocab"] = {piece: number for number, piece in pieces.items() if number < size}
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     special = {name: {"special": True, "lstrip": symbol == MASK} for symbol, name in names.items()}
     state["added_tokens"] = [
         plain | added.get(piece, {}) | special.get(piece, {}) | {"id": number, "content": piece}
         for number, piece in pieces.items()
-        if piece in special or piece in added or number >= len(model["vocab"])
+        if piece in special or piece in added or number >= size
     ]
     state = state if added else continues_after_mask(state)
-    made = import_tokenizers().Tokenizer.from_str(json.dumps(state))
-    first, last, second = names["<s>"], names["</s>"], int(segments)
-    made.post_processor = import_tokenizers().processors.TemplateProcessing(
-        single=f"{first} $A {last}",
-        pair=f"{first} $A {last} " + f"{last}:{second} " * separators + f"$B:{second} {last}:{second}",
-        special_tokens=[(name, numbers[symbol]) for symbol, name in names.items() if name in (first, last)],
-    )
+    state["post_processor"] = _single_and_pair(names, numbers, separators, segments)
+    import_tokenizers().Tokenizer.from_str(json.dumps(state))
     settings: dict[str, Any] = {"tokenizer_class": GENERIC, "clean_up_tokenization_spaces": False}
     settings |= {f"{role}_token": names[ours] for role, ours in _ROLES.items() if ours in names}
-    settings["model_input_names"] = ["input_ids", *["token_type_ids"] * second, "attention_mask"]
+    settings["model_input_names"] = ["input_ids", *["token_type_ids"] * segments, "attention_mask"]
     if longest is not None:
         settings["model_max_length"] = longest
-    return {TOKENIZER_JSON: json_of(made), SETTINGS: json.dumps(settings, indent=2) + "\n"}
+    return {TOKENIZER_JSON: text_of(state), SETTINGS: json.dumps(settings, indent=2) + "\n"}
+
+
+def _single_and_pair(
+    names: Mapping[str, str], numbers: Mapping[str, int], separators: int, segments: bool
+) -> dict[str, Any]:
+    """Return the post-processor that puts <s> and </s> around one text and around a pair."""
+
+    def special(symbol: str, segment: int = 0) -> dict[str, Any]:
+        return {"SpecialToken": {"id": names[symbol], "type_id": segment}}
+
+    first, second = ({"Sequence": {"id": name, "type_id": int(segments and name == "B")}} for name in "AB")
+    single = [special("<s>"), first, special("</s>")]
+    end = special("</s>", int(segments))
+    found = {
+        symbol: {"id": names[symbol], "ids": [numbers[symbol]], "tokens": [names[symbol]]} for symbol in ("<s>", "</s>")
+    }
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, *[end] * separators, second, end],
+        "special_tokens": {names[symbol]: value for symbol, value in found.items()},
+    }

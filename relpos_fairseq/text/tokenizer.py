@@ -7,6 +7,7 @@ own.  Importing this file needs none of them.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import unicodedata
@@ -76,6 +77,7 @@ class Tokenizer:
         self.files = files
         # The model's own name of each special symbol that it has.
         self.names = dict(spelled(vocabulary_of(state)) if names is None else names)
+        self._content = json.dumps(dict(state))
         self.model = _as_text(state, self.names)
         self.ids_as_symbols = ids_as_symbols
         described = json.dumps([state["pre_tokenizer"], state["normalizer"]])
@@ -88,7 +90,10 @@ class Tokenizer:
         # The library's number of every symbol, and its own name of it.
         self.numbers: dict[str, int] = {}
         self.pieces: dict[str, str] = {}
-        for hidden, number in sorted(self.model.get_vocab().items(), key=lambda item: item[1]):
+        vocabulary = self.model.get_vocab()
+        if len(vocabulary) != len({*vocabulary.values()}):
+            raise UserError(f"{len(vocabulary)} tokens have {len({*vocabulary.values()})} numbers: two share one")
+        for hidden, number in sorted(vocabulary.items(), key=lambda item: item[1]):
             piece = hidden.removeprefix(_HIDDEN)
             symbol = ours.get(piece) or (str(number) if ids_as_symbols else _as_symbol(piece, self.numbers))
             self.numbers[symbol], self.pieces[symbol] = number, piece
@@ -99,8 +104,15 @@ class Tokenizer:
 
     def raw(self, texts: Sequence[str]) -> list[tuple[list[str], list[tuple[int, int]]]]:
         """Return the symbols and the library's own offsets of every text."""
-        found = self.model.encode_batch(list(texts), add_special_tokens=False)
+        try:
+            found = self.model.encode_batch(list(texts), add_special_tokens=False)
+        except Exception as error:  # a vocabulary without its own unknown token
+            raise UserError(f"this {self.kind} tokenizer cannot encode the text: {error}") from None
         return [([self._text_of[number] for number in one.ids], one.offsets) for one in found]
+
+    def content(self) -> dict[str, Any]:
+        """Return the content of its tokenizer.json, as it was given."""
+        return json.loads(self._content)
 
     def begins_word(self, symbol: str) -> bool:
         """Return True if a symbol begins a word by its model's mark: no `##`, or the mark for a space.
@@ -142,22 +154,63 @@ class Tokenizer:
         ]
 
     def encode_masked(self, text: str) -> list[str]:
-        """Return the symbols of a text in which each `<mask>` stands for a word, as training had them with the word."""
+        """Return the symbols of a text in which each `<mask>` stands for a word, as training had them with the word.
+
+        The text is encoded with a word of the vocabulary for each `<mask>`, whose tokens are then the mask. A mask
+        within a word, which no word can stand for, is one of the tokenizer's added tokens.
+        """
         require_characters(text)
+        if MASK not in text:
+            return self.raw([text])[0][0]
+        for word in self._words:
+            if (found := self._by_word(text, word)) is not None:
+                return found
         mask = self._masking.token_to_id(MASK)
         ids = self._masking.encode(text, add_special_tokens=False).ids
-        return [MASK if number == mask else self._text_of[number] for number in ids]
+        return [MASK if number == mask else self._text_of.get(number, UNKNOWN) for number in ids]
+
+    def _by_word(self, text: str, word: str) -> list[str] | None:
+        """Return the symbols of a masked text, by a word in place of each mask; None where others reach into it."""
+        places, full = [], ""
+        for number, part in enumerate(text.split(MASK)):
+            places += [(len(full), len(full) + len(word))] * (number > 0)
+            full += word * (number > 0) + part
+        symbols: list[str] = []
+        covered: list[tuple[int, int] | None] = [None]  # the mask that the last symbol is of
+        encoding = self.encode(full)
+        for symbol, (start, end) in zip(encoding.pieces, encoding.offsets, strict=True):
+            inside = next((place for place in places if start < place[1] and end > place[0]), None)
+            if inside is None:
+                symbols.append(symbol)
+            elif start < inside[0] or end > inside[1]:
+                return None
+            elif covered[-1] != inside:
+                if (
+                    symbols
+                    and symbols[-1] in (WORD_START, _BYTE_SPACES[0])
+                    and full[inside[0] - 1 : inside[0]] in ("", " ")
+                ):
+                    symbols.pop()  # the mark of the word's own space
+                symbols.append(MASK)
+            covered.append(inside)
+        return symbols if {*covered} >= {*places} else None
+
+    @cached_property
+    def _words(self) -> list[str]:
+        """Some words of the vocabulary, each a single token where there are such, of letters that nothing changes."""
+        begins = (symbol for symbol in self.symbols if symbol not in self.added and self.begins_word(symbol))
+        words = (self.decode([symbol]).strip() for symbol in begins)
+        fit = (word for word in words if word.isascii() and word.isalpha() and word.islower() and len(word) > 1)
+        return [*itertools.islice(fit, 5), "x"]
 
     @cached_property
     def _masking(self) -> Any:
-        """The model with `<mask>` as one of its tokens."""
-        state = json.loads(self.model.to_str())
-        token = {"content": MASK, "special": False} | _MASK_FLAGS
+        """The model with `<mask>` as one of its added tokens."""
+        state = self.content()
         state["added_tokens"] = [one for one in state["added_tokens"] if one["content"] != MASK]
-        state["added_tokens"].append({"id": max(self._symbol_of, default=-1) + 1} | token)
-        made = import_tokenizers().Tokenizer.from_str(json.dumps(continues_after_mask(state)))
-        made.encode_special_tokens = True
-        return made
+        free = max([*self._symbol_of, *(one["id"] for one in state["added_tokens"]), -1]) + 1
+        state["added_tokens"].append({"id": free, "content": MASK, "special": False} | _MASK_FLAGS)
+        return _as_text(continues_after_mask(state), {o: name for o, name in self.names.items() if o != MASK})
 
     def save(self, folder: str | Path) -> None:
         """Write the tokenizer's files and its fairseq dictionary, dict.txt, into a folder."""
@@ -205,11 +258,16 @@ def spelled(vocabulary: Collection[str]) -> dict[str, str]:
 def _as_text(state: Mapping[str, Any], names: Mapping[str, str]) -> Any:
     """Return the library's model of a tokenizer.json to which the special symbols `names` are ordinary text."""
     model, control = dict(state["model"]), set(names.values())
-    added = [token | {"special": token["content"] in control} for token in state["added_tokens"]]
+    # What a text may not give is special, and then not looked for.
+    added = [
+        {key: value for key, value in token.items() if key != "never"}
+        | {"special": token["content"] in control or token.get("never", False)}
+        for token in state["added_tokens"]
+    ]
     if model["type"] == "Unigram":  # which would find their names in text
         model["vocab"] = [[_HIDDEN * (piece in control) + piece, score] for piece, score in model["vocab"]]
         own = {piece for piece, _ in state["model"]["vocab"]}
-        added = [token for token in added if not (token["special"] and token["content"] in own)]
+        added = [token for token in added if not (token["content"] in control and token["content"] in own)]
     whole = {**state, "model": model, "added_tokens": added} | dict.fromkeys(("truncation", "padding"))
     made = import_tokenizers().Tokenizer.from_str(json.dumps(whole))
     made.encode_special_tokens = True
@@ -229,19 +287,22 @@ def continues_after_mask(state: dict[str, Any]) -> dict[str, Any]:
 
     Its ids of texts without added tokens are the same. Without this, the full stop of "a <mask>." were a new word.
     """
+    before = _at_start(state["pre_tokenizer"])
+    if before == state["pre_tokenizer"]:
+        return state
     described, steps = json.dumps(state["pre_tokenizer"]), json.dumps(state["normalizer"])
-    whole: dict[str, Any] = {"type": "Sequence", "normalizers": [state["normalizer"]] if state["normalizer"] else []}
+    whole = [json.loads(steps)] if state["normalizer"] else []
     if '"Metaspace"' in described and '"strip_left": true' in steps:
         # A space after the mask is kept for the word that follows it, and one before a text is its mark.
         start = {"type": "Replace", "pattern": {"Regex": r"\A\s+"}, "content": " "}
-        whole["normalizers"] = [start, json.loads(steps.replace('"strip_left": true', '"strip_left": false'))]
+        whole = [start, json.loads(steps.replace('"strip_left": true', '"strip_left": false'))]
     if '"WhitespaceSplit"' in described:
-        whole["normalizers"] += [
+        whole += [
             {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
             {"type": "Strip", "strip_left": False, "strip_right": True},
         ]
-    changed = {"pre_tokenizer": _at_start(state["pre_tokenizer"])}
-    return state | changed | ({"normalizer": whole} if whole["normalizers"] else {})
+    normalizer = {"type": "Sequence", "normalizers": whole} if whole else None
+    return state | {"pre_tokenizer": before, "normalizer": normalizer}
 
 
 def _at_start(step: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -249,9 +310,15 @@ def _at_start(step: dict[str, Any] | None) -> dict[str, Any] | None:
     if step is None:
         return None
     if step["type"] == "Sequence":
-        steps = [one for one in step["pretokenizers"] if one["type"] != "WhitespaceSplit"]
+        steps = step["pretokenizers"]
+        if [one["type"] for one in steps] == ["WhitespaceSplit", "Metaspace"]:
+            steps = steps[1:]
         return step | {"pretokenizers": [*map(_at_start, steps[:1]), *steps[1:]]}
-    if step["type"] == "Metaspace" and step["prepend_scheme"] == "always":
+    if (
+        step["type"] == "Metaspace"
+        and step.get("prepend_scheme", "always") == "always"
+        and step.get("add_prefix_space", True)
+    ):
         return step | {"prepend_scheme": "first"}
     if step.get("add_prefix_space"):
         space = {"type": "Metaspace", "replacement": " ", "prepend_scheme": "first", "split": False}

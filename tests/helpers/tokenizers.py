@@ -93,6 +93,7 @@ SETTINGS = {
     "bytes of DeBERTa": ("deberta", {"tokenizer_class": "DebertaTokenizer"}, None, {"covid19": 0}),
     "sentencepiece": ("xlm-roberta", None, None, None),
     "sentencepiece and added words": ("xlm-roberta", {}, {"additional_special_tokens": [ENTITY]}, {"covid19": 0}),
+    "another class's settings": ("xlm-roberta", {"do_lower_case": True, "add_prefix_space": False}, None, None),
     "DeBERTa": ("deberta-v2", {}, None, None),
     "DeBERTa in lower case": ("deberta-v2", {"do_lower_case": True, "split_by_punct": True}, None, None),
     "DeBERTa and an added word": ("deberta-v2", {"added_tokens_decoder": {"{n+1}": WORD}}, None, None),

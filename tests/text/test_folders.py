@@ -201,8 +201,14 @@ def test_ids_of_real_text_are_sentencepieces_own(tmp_path, kind):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"tokenizer_config.json": '{"tokenizer_class": "BertJapaneseTokenizer"}'}, "names the class BertJapaneseTok"),
-        ({"config.json": '{"tokenizer_class": "BertJapaneseTokenizer"}'}, "names the class BertJapaneseTok"),
+        (
+            {"tokenizer_config.json": '{"tokenizer_class": "BertJapaneseTokenizer"}'},
+            "is of BertJapaneseTokenizer, and what that makes of vocab.txt",
+        ),
+        (
+            {"config.json": '{"tokenizer_class": "BertJapaneseTokenizer"}'},
+            "is of BertJapaneseTokenizer, and what that makes of vocab.txt",
+        ),
         ({"tokenizer_config.json": "[1]"}, r"tokenizer_config.json must hold an object, got '\[1\]'"),
         ({"special_tokens_map.json": "{"}, "special_tokens_map.json is no JSON"),
         ({"tokenizer_config.json": '{"cls_token": 5}'}, "must be a text or an object with its content, got 5"),
@@ -213,9 +219,66 @@ def test_ids_of_real_text_are_sentencepieces_own(tmp_path, kind):
 def test_settings_that_cannot_be(tmp_path, files, message):
     MAKERS["bert"](tmp_path)
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError, match=message):
         load_tokenizer(tmp_path)
+
+
+def test_a_token_of_two_roles_has_one(tmp_path):
+    """As GPT-2's, whose end pads; fairseq's symbols are different ones."""
+    MAKERS["bert"](tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"pad_token": "[SEP]", "mask_token": "[UNK]"}')
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.names == {"<s>": "[CLS]", "</s>": "[SEP]", "<unk>": "[UNK]"}
+
+
+def test_two_tokens_of_one_number_are_refused(tmp_path):
+    train_tokenizer("bpe", tmp_path, texts=SENTENCES, vocab_size=300)
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    state["model"]["vocab"] |= {"x y": 7}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match="tokens have 300 numbers: two share one"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["sentencepiece and added words", "DeBERTa and an added word", "added by number"])
+def test_added_words_beside_masks(pairs, name):
+    """What follows an added word is spelt as training had it, in a line with masks too."""
+    ours, _ = pairs[name]
+    for text in ("city covid19, woman", "(city) covid19.", "covid19 city covid19"):
+        full, masked = ours.encode(text).pieces, ours.encode_masked(text.replace("city", "<mask>"))
+        place = masked.index("<mask>")
+        assert masked[:place] == full[:place] and full[-len(masked) + place + 1 :] == masked[place + 1 :], text
+
+
+def test_words_are_cut_at_white_space_alone(tmp_path):
+    """A pre-tokenizer whose first step cuts at white space keeps it in the export."""
+    MAKERS["bert"](tmp_path)
+    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    steps = [{"type": "WhitespaceSplit"}, {"type": "Punctuation", "behavior": "Isolated"}]
+    state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    ours = load_tokenizer(tmp_path)
+    assert ours.encode_masked("a <mask> is.")[:2] == ["a", "<mask>"]
+    for file, text in transformers_files(ours, ours.numbers, 0, True).items():
+        (tmp_path / file).write_text(text)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs("a man is.", add_special_tokens=False)["input_ids"] == own_ids(ours, "a man is.")
+
+
+def test_an_added_word_is_no_part_of_others(tmp_path):
+    """Of `single_word`, in another order of numbers too, which fairseq's is."""
+    MAKERS["bert"](tmp_path)
+    added = {"added_tokens_decoder": {"9999": {"content": "brexit", "single_word": True}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(added))
+    ours = load_tokenizer(tmp_path)
+    numbers = {s: n for n, s in enumerate(["<s>", "<pad>", "</s>", "<unk>", *ours.symbols, "<mask>"])}
+    for file, text in transformers_files(ours, numbers, 0, True).items():
+        (tmp_path / file).write_text(text)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("brexits", "a brexit man"):
+        assert theirs(text, add_special_tokens=False)["input_ids"] == [numbers[one] for one in ours.encode(text).pieces]
 
 
 def test_a_newer_librarys_file_is_one_line(tmp_path):
@@ -223,5 +286,5 @@ def test_a_newer_librarys_file_is_one_line(tmp_path):
     path = tmp_path / "tokenizer.json"
     state = json.loads(path.read_text())
     path.write_text(json.dumps(state | {"pre_tokenizer": {"type": "FixedLengthOfTomorrow", "length": 3}}))
-    with pytest.raises(UserError, match=r"tokenizer.json: no tokenizer.json that tokenizers 0.2\S+ reads; a newer"):
+    with pytest.raises(UserError, match=r"its tokenizer is none that tokenizers 0.2\S+ reads .*; a newer release may"):
         load_tokenizer(tmp_path)
