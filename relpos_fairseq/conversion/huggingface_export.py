@@ -323,6 +323,7 @@ def check_written(
     config: dict[str, Any],
     numbers: list[int],
     longest: int | None,
+    chosen: str | None = None,
     trust: bool = False,
 ) -> str:
     """Open a folder that was written of a RoBERTa, in a process of its own; return what was compared.
@@ -334,6 +335,7 @@ def check_written(
         config: its config.json.
         numbers: its id of each of our rows; -1: it has none.
         longest: its longest input in tokens; None: any.
+        chosen: our name of the head, where there are several.
         trust: whether it is loaded by this package's classes.
 
     Raises:
@@ -358,7 +360,7 @@ def check_written(
         if head is MASKED_LM:
             known = torch.tensor([row for _, row in sorted((n, row) for row, n in enumerate(numbers) if n >= 0)])
             return cross_entropy(ours["logits"][..., known].flatten(0, 1), labels["labels"].flatten())
-        found = next(value for name, value in ours.items() if name.startswith(head.kind))
+        found = ours[head.kind]
         if head is SPANS:
             parts = zip(found.unbind(-1), (labels["start_positions"], labels["end_positions"]), strict=True)
             return sum(cross_entropy(logits, places) for logits, places in parts) / 2
@@ -369,21 +371,23 @@ def check_written(
             folder,
             asked,
             {number: row for row, number in enumerate(numbers) if number >= 0},
-            _with_head(source, head),
+            _with_head(source, head, chosen),
             tokenizer and (lambda text: [number_of[symbol] for symbol in tokenizer.encode(text).pieces]),
             loss,
         )
     except NotOpenedError as error:
-        raise ConversionError(f"{folder.name} is not written: {error}") from None
+        raise ConversionError(f"the folder is not written: {error}") from None
 
 
-def _with_head(source: SourceModel, head: Head) -> Callable[[Tensor, Tensor | None], Outputs]:
-    """Return what runs a relpos_roberta on rows and segments, the latter as far as it reads them."""
+def _with_head(source: SourceModel, head: Head, chosen: str | None) -> Callable[[Tensor, Tensor | None], Outputs]:
+    """Return what runs a relpos_roberta with a head on rows and segments, the latter as far as it reads them."""
     reads = source.plan.segment_encoding != "none"
 
     def run(rows: Tensor, segments: Tensor | None) -> Outputs:
         zeros = torch.zeros_like(rows)
-        return source.outputs(rows, (zeros if segments is None else segments) if reads else None)
+        found = source.outputs(rows, (zeros if segments is None else segments) if reads else None)
+        own = f"{head.kind} {chosen}"
+        return found | {head.kind: found[own]} if own in found else found
 
     return run
 

@@ -517,15 +517,13 @@ def load_in_transformers(name: str, folder: Path) -> Any:
             folder, output_loading_info=True, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # whatever a release makes of a folder that it does not know
-        raise NotComparedError(
-            f"{version} does not load {folder.name} ({' '.join(str(error).split())[:99]})"
-        ) from error
+        raise NotComparedError(f"{version} does not load the folder ({' '.join(str(error).split())[:99]})") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
     new = [key for key in loading["missing_keys"] if "pooler" not in key and not key.endswith(_HEAD_BIASES)]
     unread = [key for key in loading["unexpected_keys"] if "distance_embedding" in key]  # as of 5
     if new or unread:
-        raise NotComparedError(f"{version} does not read {folder.name} as it is ({[*new, *unread][0]})")
+        raise NotComparedError(f"{version} does not read the folder as it is ({[*new, *unread][0]})")
     return model.double().eval()
 
 

@@ -392,6 +392,6 @@ def to_huggingface(job: Job, source: SourceModel, log: Log) -> Writer:
         compare_and_log(report, run, probe, log)
         head = head_of(config, str(folder)) or MASKED_LM
         longest = int(source.values["max_positions"])
-        log(f"closing   {check_written(folder, source, head, config, vocabulary.rows, longest)}")
+        log(f"closing   {check_written(folder, source, head, config, vocabulary.rows, longest, job.head)}")
 
     return write

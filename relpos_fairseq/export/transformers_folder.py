@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from relpos_fairseq.conversion.checkpoints import ROBERTA_PREFIX, TIED, label_names, read_checkpoint
-from relpos_fairseq.conversion.heads import HEAD, SPAN_HEAD
+from relpos_fairseq.conversion.checkpoints import ROBERTA_PREFIX, TIED, asset_files_of, label_names, read_checkpoint
+from relpos_fairseq.conversion.heads import HEAD, MASKED_LM, SPAN_HEAD, head_of
+from relpos_fairseq.conversion.huggingface_export import check_written
 from relpos_fairseq.conversion.job import read_source
 from relpos_fairseq.conversion.report import Probe, compare
 from relpos_fairseq.conversion.source import SourceModel
@@ -62,14 +63,18 @@ class Exported:
     Args:
         differences: the largest difference of each output.
         tokenizer: description of the tokenizer, or why there is none.
+        closing: what was compared when a process of its own opened the folder; empty: nothing did.
     """
 
     differences: dict[str, float]
     tokenizer: str
+    closing: str = ""
 
     def line(self) -> str:
         parts = (f"{name} {value:.1e}" for name, value in self.differences.items())
-        return f"largest differences: {', '.join(parts)}; tokenizer: {self.tokenizer}"
+        return f"largest differences: {', '.join(parts)}; tokenizer: {self.tokenizer}" + f"; {self.closing}" * bool(
+            self.closing
+        )
 
 
 def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | None) -> Exported:
@@ -109,7 +114,13 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
             segments = source.plan.segment_encoding != "none"
             sides = [(None, source.rows)]
             why = write_tokenizer(folder, "roberta", sides, config.pair_separators, segments, source.plan.longest)
-        done = Exported(differences, why)
+        head = head_of(config.to_dict(), str(folder)) or MASKED_LM
+        source.files = asset_files_of(text) if text else []
+        chosen = next((old.split(".")[1] for old in heads), None)
+        numbers = list(range(source.rows))
+        told = config.to_diff_dict() | {"id2label": config.id2label}
+        closing = check_written(folder, source, head, told, numbers, source.plan.longest, chosen, trust=True)
+        done = Exported(differences, why, closing)
         write_export_card(checkpoint, folder, "transformers", card_of(done, checkpoint, source))
     return done
 
@@ -180,6 +191,7 @@ def tensors_of(source: SourceModel, heads: dict[str, str], config: RelPosConfig)
         old = next((start for start in heads if name.startswith(start)), "")
         if name.startswith(tuple(HEADS)) and not old:
             continue
+        value = value.float() if value.is_floating_point() else value  # what every release loads as it is
         kept[ROBERTA_PREFIX + heads.get(old, "") + name.removeprefix(old)] = value.clone().contiguous()
     if config.tie_word_embeddings:
         kept.pop(ROBERTA_PREFIX + TIED, None)

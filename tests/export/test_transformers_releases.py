@@ -175,3 +175,31 @@ def specials(tokenizer) -> dict[str, int]:
     """Numbers for the special symbols that a tokenizer trained here has not."""
     missing = [name for name in ("<s>", "<pad>", "</s>", "<unk>", "<mask>") if name not in tokenizer.numbers]
     return {name: len(tokenizer.numbers) + n for n, name in enumerate(missing)}
+
+
+@pytest.mark.slow
+def test_a_release_without_relative_positions_publishes_none(tmp_path):
+    """Its closing check refuses the folder, and names the export that it reads; fp16 is loaded as fp32."""
+    python = interpreter(tmp_path, "5.24.0")
+    for name, scheme, more in (("m4", "m4", {"position_clip_distance": "0"}), ("half", "learned", {})):
+        (tmp_path / name).mkdir()
+        _, checkpoint = write_checkpoint(tmp_path / name, "bpe", scheme, **more)
+        state = torch.load(checkpoint, weights_only=True)
+        if name == "half":
+            state["model"] = {n: v.half() if v.is_floating_point() else v for n, v in state["model"].items()}
+        torch.save(state, checkpoint)
+
+    def run(*words):
+        command = [python, "-m", "relpos_fairseq.cli", *map(str, words)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
+        return subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", cwd=tmp_path)
+
+    refused = run("convert", tmp_path / "m4" / "model.pt", "--to", "hf-roberta", "--out", tmp_path / "no")
+    assert refused.returncode == 2 and not (tmp_path / "no").exists()
+    assert "distance_embedding.weight); a folder of relpos export transformers has these" in refused.stderr
+    for number, words in enumerate((["convert", "--to", "hf-roberta", "--out"], ["export", "transformers"])):
+        place = tmp_path / "half" / "model.pt"
+        given = [words[0], place, *words[1:]] if number == 0 else [*words, place]
+        done = run(*given, tmp_path / f"out{number}")
+        assert done.returncode == 0, done.stderr[-500:]
+        assert "of transformers 5.24.0: ids, logits, loss and its pipeline are ours" in done.stdout
