@@ -20,7 +20,8 @@ from relpos_fairseq.conversion.weight_files import read_json
 from relpos_fairseq.text import MASK, SPECIAL, load_tokenizer
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import read_dictionary
-from relpos_fairseq.text.folders import SETTINGS, class_of, holds_tokenizer, tokenizer_paths, transformers_files
+from relpos_fairseq.text.folders import SETTINGS, class_of, holds_tokenizer, tokenizer_paths
+from relpos_fairseq.text.transformers_files import transformers_files
 
 NEVER = -1e4  # the logit of a row that the source does not have: its probability is 0, and fp16 holds it
 

@@ -1,45 +1,38 @@
-"""Read the tokenizer of a folder from all its files together, and write one as transformers reads it.
+"""Read the tokenizer of a folder from all its files together.
 
 A folder of transformers becomes what its AutoTokenizer builds (release 4.46): the vocabulary's file, then settings of
-tokenizer_config.json, then names of special_tokens_map.json, then added tokens.  A tokenizer is written as one
-tokenizer.json, which every release reads as it stands.
-
-Models of sentencepiece are run by the `tokenizers` library too, so that a model's ids are the same here and wherever it
-is exported to; it gives sentencepiece's own ids but where a character that the normalization replaces carries a
-combining mark (the library drops the mark).
+tokenizer_config.json, then names of special_tokens_map.json, then added tokens.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.text.dictionary import MASK, SPECIAL, UNK, UNKNOWN, WORD_START
+from relpos_fairseq.text.dictionary import MASK, UNKNOWN
+from relpos_fairseq.text.sentencepiece_model import add_tokens, added_token, replacement, sentencepiece_state
 from relpos_fairseq.text.tokenizer import (
     SENTENCEPIECE_MODEL,
     SPELLINGS,
+    State,
     Tokenizer,
     byte_bpe,
-    continues_after_mask,
     import_tokenizers,
-    load_sentencepiece,
     spelled,
     vocabulary_of,
     wordpiece,
 )
 
-State = dict[str, Any]  # the content of a tokenizer.json
 TOKENIZER_JSON, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 GENERIC = "PreTrainedTokenizerFast"  # transformers' class that takes tokenizer.json as it stands
 # What transformers calls fairseq's special symbols, in the order in which it adds them.
-_ROLES = {"bos": "<s>", "eos": "</s>", "unk": UNKNOWN, "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": MASK}
+ROLES = {"bos": "<s>", "eos": "</s>", "unk": UNKNOWN, "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": MASK}
 _BERT, _ALBERT = SPELLINGS[1:]
 
 
@@ -172,16 +165,16 @@ class _Settings:
             known = {*vocabulary_of(state), *spelling[-1:]}
             default = {ours: name for ours, name in zip(SPELLINGS[0], spelling, strict=False) if name in known}
             own = ("unk", "sep", "pad", "cls", "mask")
-            special = {role: default[_ROLES[role]] for role in own if _ROLES[role] in default} | special
+            special = {role: default[ROLES[role]] for role in own if ROLES[role] in default} | special
         never = self._flag("split_special_tokens", False)
-        _add(state, added, [*map(_token, special.values()), *self._more_special()])
+        add_tokens(state, added, [*map(added_token, special.values()), *self._more_special()])
         if never:
             for token in state["added_tokens"]:
                 token["never"] = token["special"]
         named: dict[str, str] = {}
         for role in ("cls", "sep", "unk", "pad", "mask", "bos", "eos"):  # a token has one role: the first
-            if role in special and (name := _token(special[role])["content"]) not in named.values():
-                named.setdefault(_ROLES[role], name)
+            if role in special and (name := added_token(special[role])["content"]) not in named.values():
+                named.setdefault(ROLES[role], name)
         if self.cls:
             return named
         found = spelled(vocabulary_of(state))
@@ -203,7 +196,7 @@ class _Settings:
 
     def _special(self) -> dict[str, Any]:
         """Return the special tokens by their roles."""
-        return {role: one[f"{role}_token"] for one in self._files for role in _ROLES if one.get(f"{role}_token")}
+        return {role: one[f"{role}_token"] for one in self._files for role in ROLES if one.get(f"{role}_token")}
 
     def _more_special(self) -> list[dict[str, Any]]:
         """Return the special tokens that have no role."""
@@ -215,20 +208,22 @@ class _Settings:
                 if not isinstance(values, list):
                     raise UserError(f"{self.folder}: {name} must be a list of tokens, got {values!r}")
                 found += values
-        return [_token(value) | {"special": True} for value in found]
+        return [added_token(value) | {"special": True} for value in found]
 
     def _added(self) -> list[dict[str, Any]]:
         """Return the added tokens in the order of their numbers."""
         decoder, path = self.config.get("added_tokens_decoder"), self.folder / SETTINGS
         if decoder is None:
             path = self.folder / ADDED_TOKENS
-            special = {token["content"] for token in [*map(_token, self._special().values()), *self._more_special()]}
+            special = {
+                token["content"] for token in [*map(added_token, self._special().values()), *self._more_special()]
+            }
             decoder = {n: {"content": one, "special": one in special} for one, n in _read_object(path).items()}
         if wrong := [number for number in decoder if not str(number).isdecimal()]:
             raise UserError(f"{path}: an added token has the number {wrong[0]!r}: a whole number is needed")
         if len(numbers := {int(number) for number in decoder}) < len(decoder):
             raise UserError(f"{path}: {len(decoder)} added tokens have {len(numbers)} numbers")
-        return [_token(token) for _, token in sorted(decoder.items(), key=lambda item: int(item[0]))]
+        return [added_token(token) for _, token in sorted(decoder.items(), key=lambda item: int(item[0]))]
 
     def _override(self, state: State) -> None:
         """Set the options that transformers' classes set anew, whatever tokenizer.json says."""
@@ -250,33 +245,6 @@ def _is_bert(folder: Path) -> bool:
     return isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer"
 
 
-def _token(value: Any) -> dict[str, Any]:
-    """Return an added token with all its flags, from its name or its description.
-
-    Raises:
-        UserError: it is neither.
-    """
-    given = value if isinstance(value, Mapping) else {"content": value, "special": True}
-    if not isinstance(given.get("content"), str):
-        raise UserError(f"a special or added token must be a text or an object with its content, got {value!r}")
-    flags = {name: bool(given.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "special")}
-    return {"content": given["content"]} | flags | {"normalized": bool(given.get("normalized", not flags["special"]))}
-
-
-def _add(state: State, added: list[dict[str, Any]], special: list[dict[str, Any]]) -> None:
-    """Add tokens as the library does: one that the vocabulary has keeps its number, another gets the next one."""
-    entries = {token["content"]: token for token in state["added_tokens"]}
-    vocabulary, size = vocabulary_of(state), len(state["model"]["vocab"])
-    for token in [*added, *special]:
-        content = token["content"]
-        if not content or (content in entries and not any(token is one for one in added)):
-            continue
-        following = max([size, *(one["id"] + 1 for one in entries.values())])
-        entries[content] = {"id": vocabulary.get(content, following)} | token
-        vocabulary[content] = entries[content]["id"]
-    state["added_tokens"] = sorted(entries.values(), key=lambda token: token["id"])
-
-
 # The files of vocabularies
 
 
@@ -293,19 +261,6 @@ def _read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def json_of(model: Any) -> str:
-    """Return the text of a model's tokenizer.json."""
-    return text_of(json.loads(model.to_str()))
-
-
-def text_of(state: State) -> str:
-    """Return the text of a tokenizer.json; merges are texts, which every release of the library reads."""
-    model = state["model"]
-    if "merges" in model and not any(" " in piece for piece in model["vocab"]):
-        model = model | {"merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]}
-    return json.dumps(state | {"model": model}, ensure_ascii=False, indent=2)
-
-
 def _read_json(paths: list[Path], settings: _Settings) -> State:
     state = _read_object(paths[0])
     if not isinstance(model := state.get("model"), dict):
@@ -317,7 +272,7 @@ def _read_json(paths: list[Path], settings: _Settings) -> State:
         model["dropout"] = None
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         state.setdefault(name, None)
-    state["added_tokens"] = [{"id": one["id"]} | _token(one) for one in state.get("added_tokens") or []]
+    state["added_tokens"] = [{"id": one["id"]} | added_token(one) for one in state.get("added_tokens") or []]
     return state
 
 
@@ -345,7 +300,7 @@ def _read_wordpiece(paths: list[Path], settings: _Settings) -> State:
     pieces = _lines(paths[0])
     if len(set(pieces)) != len(pieces):
         raise UserError(f"{paths[0]} names {len(pieces) - len(set(pieces))} pieces twice")
-    unknown = _token(settings._special().get("unk", "[UNK]"))["content"]
+    unknown = added_token(settings._special().get("unk", "[UNK]"))["content"]
     if unknown not in pieces:
         raise UserError(f"{paths[0]} is no BERT vocabulary: it lacks {unknown}")
     state = json.loads(wordpiece({unknown: 0}, lowercase=True, unknown=unknown).to_str())
@@ -361,7 +316,7 @@ def _read_sentencepiece(paths: list[Path], settings: _Settings) -> State:
     state, albert = sentencepiece_state(paths[0], numbered=False), cls == "Albert"
     before: list[State] = []
     if albert:
-        before += [_replace({"String": sign}, '"') for sign in ("``", "''")]
+        before += [replacement({"String": sign}, '"') for sign in ("``", "''")]
         if not settings._flag("keep_accents", False):
             before += [{"type": "NFKD"}, {"type": "StripAccents"}]
     if settings._flag("do_lower_case", albert):
@@ -373,85 +328,6 @@ def _read_sentencepiece(paths: list[Path], settings: _Settings) -> State:
             state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
     state["normalizer"]["normalizers"][:0] = before
     return state
-
-
-def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": pattern, "content": content}
-
-
-_UNUSED, _CONTROL, _USER = 2, 3, 4  # kinds of pieces: unknown, control, and found whole in text
-
-
-def sentencepiece_state(model: Path | bytes, numbered: bool = True, released: bool = False) -> State:
-    """Return the content of a tokenizer.json of a sentencepiece model, from its file or the file's content.
-
-    Args:
-        model: a unigram, BPE or character model.
-        numbered: by fairseq, its special symbols first and `<mask>` last; else as the file numbers its pieces.
-        released: of a number for each piece but the first three (`<unk>`, `<s>`, `</s>`), as XLM-R's.
-
-    Raises:
-        UserError: no model, or of a kind that the tokenizers library has not.
-    """
-    name = "this" if isinstance(model, bytes) else model
-    content = load_sentencepiece(model).serialized_model_proto()
-    try:
-        from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
-    except ImportError:
-        raise UserError("sentencepiece models need the library protobuf: pip install protobuf") from None
-    proto = ModelProto.FromString(content)
-    trained, normal = proto.trainer_spec, proto.normalizer_spec
-    if trained.model_type == trained.WORD or trained.treat_whitespace_as_suffix:
-        raise UserError(f"{name}: no unigram or BPE model of sentencepiece's, with spaces before words: train one")
-    pieces = list(proto.pieces)
-    unknown = trained.unk_id
-    if numbered:
-        kept = pieces[3:] if released else [one for one in pieces if one.type not in (_UNUSED, _CONTROL)]
-        kept = [one for one in kept if one.piece not in SPELLINGS[0]]
-        vocab = [*((symbol, 0.0) for symbol in SPECIAL), *((one.piece, one.score) for one in kept), (MASK, 0.0)]
-        unknown = UNK
-    else:
-        vocab = [(one.piece, one.score) for one in pieces]
-    found = {"type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": trained.byte_fallback}
-    if trained.model_type == trained.BPE:
-        numbers = {piece: number for number, (piece, _) in enumerate(vocab)}
-        found |= {"type": "BPE", "vocab": numbers, "merges": _merges(dict(vocab)), "fuse_unk": True}
-        found |= {"unk_token": vocab[found.pop("unk_id")][0]}
-    steps: list[dict[str, Any]] = []
-    if normal.precompiled_charsmap:
-        charsmap = base64.b64encode(normal.precompiled_charsmap).decode()
-        steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
-    theirs = released or not numbered  # transformers' classes do not ask for the following
-    if normal.remove_extra_whitespaces or theirs:
-        steps += [{"type": "Strip", "strip_left": False, "strip_right": True}] * numbered
-        steps.append(_replace({"Regex": " {2,}"}, " "))
-    start = "always" if normal.add_dummy_prefix or theirs else "never"
-    space: dict[str, Any] = {"type": "Metaspace", "replacement": WORD_START, "prepend_scheme": start}
-    space["split"] = trained.split_by_whitespace or theirs
-    decoders = [{"type": "ByteFallback"}] * trained.byte_fallback + [space]
-    more = [(one.piece, one.type == _CONTROL) for one in pieces if one.type in (_CONTROL, _USER)]
-    state: State = {
-        **{"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None},
-        **{"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": space},
-        **{"decoder": {"type": "Sequence", "decoders": decoders}, "model": found},
-    }
-    known = vocabulary_of(state)
-    flags = {"normalized": False}
-    _add(state, [_token({"content": one, "special": control} | flags) for one, control in more if one in known], [])
-    return state
-
-
-def _merges(scores: Mapping[str, float]) -> list[list[str]]:
-    """Return the merges of a BPE vocabulary of sentencepiece: each cut of each piece into two, the best piece first."""
-    numbers = {piece: number for number, piece in enumerate(scores)}
-    cuts = (
-        (score, piece[:n], piece[n:])
-        for piece, score in scores.items()
-        for n in range(1, len(piece))
-        if piece[:n] in numbers and piece[n:] in numbers
-    )
-    ordered = sorted(cuts, key=lambda cut: (-cut[0], -len(cut[1]), -len(cut[2]), numbers[cut[1]], numbers[cut[2]]))
-    return [[first, second] for _, first, second in ordered]
 
 
 _READERS: dict[tuple[str, ...], Callable[[list[Path], _Settings], State]] = {
@@ -469,81 +345,3 @@ _EXPECTED = ", ".join(" and ".join(names) for names in _READERS)
 # All files that a tokenizer may consist of; those of MODEL_FILES hold more than settings.
 MODEL_FILES = tuple(name for names in _READERS for name in names)
 FILES = (*MODEL_FILES, SETTINGS, SPECIAL_TOKENS, ADDED_TOKENS)
-
-
-# Written for transformers
-
-_NEVER = -1e4  # the score of a piece that no text gives
-
-
-def transformers_files(
-    tokenizer: Tokenizer, numbers: Mapping[str, int], separators: int, segments: bool, longest: int | None = None
-) -> dict[str, str]:
-    """Return the texts of tokenizer.json and tokenizer_config.json by which AutoTokenizer numbers symbols so.
-
-    Args:
-        tokenizer: the tokenizer.
-        numbers: the number of every symbol, from 0 on.
-        separators: `</s>` between two texts, beside the first text's own.
-        segments: whether the model reads token types.
-        longest: longest input of the model in tokens; None: any.
-    """
-    state = tokenizer.content()
-    names = {symbol: tokenizer.names.get(symbol, symbol) for symbol in SPELLINGS[0] if symbol in numbers}
-    pieces = {
-        n: names.get(symbol) or tokenizer.pieces.get(symbol, symbol)
-        for n, symbol in sorted((n, s) for s, n in numbers.items())
-    }
-    added = {
-        content: token
-        for content, token in tokenizer.added.items()
-        if content not in tokenizer.names.values() and not token.get("never")
-    }
-    model = state["model"]
-    # Tokens that no text gives but whole need no piece of the model, where they stand behind all that do.
-    whole = {*added, *names.values()}
-    size = 1 + max((n for n, piece in pieces.items() if piece not in whole or piece == names[UNKNOWN]), default=-1)
-    if model["type"] == "Unigram":
-        old = dict(model["vocab"])
-        model["vocab"] = [[pieces.get(n, f"madeupword{n}"), old.get(pieces.get(n), _NEVER)] for n in range(size)]
-        model["unk_id"] = numbers[UNKNOWN]
-    else:
-        model["vocab"] = {piece: number for number, piece in pieces.items() if number < size}
-    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-    special = {name: {"special": True, "lstrip": symbol == MASK} for symbol, name in names.items()}
-    state["added_tokens"] = [
-        plain | added.get(piece, {}) | special.get(piece, {}) | {"id": number, "content": piece}
-        for number, piece in pieces.items()
-        if piece in special or piece in added or number >= size
-    ]
-    state = state if added else continues_after_mask(state)
-    state["post_processor"] = _single_and_pair(names, numbers, separators, segments)
-    import_tokenizers().Tokenizer.from_str(json.dumps(state))
-    settings: dict[str, Any] = {"tokenizer_class": GENERIC, "clean_up_tokenization_spaces": False}
-    settings |= {f"{role}_token": names[ours] for role, ours in _ROLES.items() if ours in names}
-    settings["model_input_names"] = ["input_ids", *["token_type_ids"] * segments, "attention_mask"]
-    if longest is not None:
-        settings["model_max_length"] = longest
-    return {TOKENIZER_JSON: text_of(state), SETTINGS: json.dumps(settings, indent=2) + "\n"}
-
-
-def _single_and_pair(
-    names: Mapping[str, str], numbers: Mapping[str, int], separators: int, segments: bool
-) -> dict[str, Any]:
-    """Return the post-processor that puts <s> and </s> around one text and around a pair."""
-
-    def special(symbol: str, segment: int = 0) -> dict[str, Any]:
-        return {"SpecialToken": {"id": names[symbol], "type_id": segment}}
-
-    first, second = ({"Sequence": {"id": name, "type_id": int(segments and name == "B")}} for name in "AB")
-    single = [special("<s>"), first, special("</s>")]
-    end = special("</s>", int(segments))
-    found = {
-        symbol: {"id": names[symbol], "ids": [numbers[symbol]], "tokens": [names[symbol]]} for symbol in ("<s>", "</s>")
-    }
-    return {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": [*single, *[end] * separators, second, end],
-        "special_tokens": {names[symbol]: value for symbol, value in found.items()},
-    }

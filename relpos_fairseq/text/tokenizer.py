@@ -23,6 +23,7 @@ from relpos_fairseq.io.files import write_bytes
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import MASK, SPECIAL, UNKNOWN, WORD_START, write_dictionary
 
+State = dict[str, Any]  # the content of a tokenizer.json
 _RESERVED = (*SPECIAL, MASK)
 # How vocabularies spell these: fairseq's and RoBERTa's, BERT's, ALBERT's.
 SPELLINGS = (_RESERVED, ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"), ("[CLS]", "<pad>", "[SEP]", "<unk>", "[MASK]"))
@@ -176,24 +177,23 @@ class Tokenizer:
             places += [(len(full), len(full) + len(word))] * (number > 0)
             full += word * (number > 0) + part
         symbols: list[str] = []
-        covered: list[tuple[int, int] | None] = [None]  # the mask that the last symbol is of
+        place, masked = 0, -1  # the next mask, and the last one whose symbol stands
         encoding = self.encode(full)
         for symbol, (start, end) in zip(encoding.pieces, encoding.offsets, strict=True):
-            inside = next((place for place in places if start < place[1] and end > place[0]), None)
-            if inside is None:
+            while place < len(places) and places[place][1] <= start:
+                place += 1
+            if place == len(places) or end <= places[place][0]:
                 symbols.append(symbol)
-            elif start < inside[0] or end > inside[1]:
+                continue
+            if start < places[place][0] or end > places[place][1]:
                 return None
-            elif covered[-1] != inside:
-                if (
-                    symbols
-                    and symbols[-1] in (WORD_START, _BYTE_SPACES[0])
-                    and full[inside[0] - 1 : inside[0]] in ("", " ")
-                ):
+            if masked < place:
+                before = full[max(places[place][0] - 1, 0) : places[place][0]]
+                if symbols and symbols[-1] in (WORD_START, _BYTE_SPACES[0]) and before in ("", " "):
                     symbols.pop()  # the mark of the word's own space
                 symbols.append(MASK)
-            covered.append(inside)
-        return symbols if {*covered} >= {*places} else None
+                masked = place
+        return symbols if symbols.count(MASK) == len(places) else None
 
     @cached_property
     def _words(self) -> list[str]:
@@ -240,6 +240,19 @@ class Tokenizer:
 
 
 # The content of a tokenizer.json
+
+
+def json_of(model: Any) -> str:
+    """Return the text of a model's tokenizer.json."""
+    return text_of(json.loads(model.to_str()))
+
+
+def text_of(state: State) -> str:
+    """Return the text of a tokenizer.json; merges are texts, which every release of the library reads."""
+    model = state["model"]
+    if "merges" in model and not any(" " in piece for piece in model["vocab"]):
+        model = model | {"merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]}
+    return json.dumps(state | {"model": model}, ensure_ascii=False, indent=2)
 
 
 def vocabulary_of(state: Mapping[str, Any]) -> dict[str, int]:

@@ -25,8 +25,16 @@ from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.text.dictionary import UNKNOWN
-from relpos_fairseq.text.folders import TOKENIZER_JSON, json_of, sentencepiece_state
-from relpos_fairseq.text.tokenizer import SENTENCEPIECE_MODEL, Tokenizer, byte_bpe, import_tokenizers, wordpiece
+from relpos_fairseq.text.folders import TOKENIZER_JSON
+from relpos_fairseq.text.sentencepiece_model import sentencepiece_state
+from relpos_fairseq.text.tokenizer import (
+    SENTENCEPIECE_MODEL,
+    Tokenizer,
+    byte_bpe,
+    import_tokenizers,
+    json_of,
+    wordpiece,
+)
 
 logger = logging.getLogger(__name__)
 KINDS = ("bpe", "wordpiece", "sentencepiece")

@@ -19,7 +19,7 @@ from helpers.exported import fairseqs, hub_of, write_checkpoint
 from helpers.tokenizers import SENTENCES, TRAINED, lines, write_folders
 from helpers.tokenizers import train as train_kind
 from relpos_fairseq.text import load_tokenizer
-from relpos_fairseq.text.folders import transformers_files
+from relpos_fairseq.text.transformers_files import transformers_files
 
 RELEASES = ("4.44.2", "4.46.3", "5.24.0")  # 4.46 copies no code of a folder
 SCRIPT = Path(__file__).with_name("use_in_transformers.py")
