@@ -151,8 +151,9 @@ class Classify:
         relpos classify checkpoints/checkpoint_best.pt lines.txt --jsonl
 
     The tokenizer, dictionaries and labels are those of training, which lie in text/ beside the
-    checkpoint. Prints the likeliest label and its probability, parted by a tab, for each line; for a
-    regression its number; with --jsonl {"line", "source", "label", "probability", "probabilities"} or
+    checkpoint. Prints the likeliest label and its probability, parted by a tab, for each line; of a
+    converted model of several labels all that are likelier than not; for a regression its number;
+    with --jsonl {"line", "source", "label", "probability", "probabilities"} or
     {"line", "source", "score"}. An empty line has an empty answer.
     """
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from relpos_fairseq.conversion.heads import SEVERAL
 from relpos_fairseq.inference.commands import as_json, lines_of, quietly, writer
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.progress import progress
@@ -95,8 +96,10 @@ class Classifier:
         if not trained.regression_target:
             first = self.task.label_dictionary.nspecial
             known = self.task.label_dictionary.symbols[first : first + trained.num_classes]
-        own = (state.get("conversion") or {}).get("labels")
-        self.names = in_order(own, known, checkpoint) if own else known
+        told = state.get("conversion") or {}
+        own = told.get("labels")
+        self.names = in_order(own, known, checkpoint) if own and known else known
+        self.several = told.get("problem_type") == SEVERAL  # labels, each true or not
 
     def predict(self, split: str) -> tuple[list[str], list[str] | None]:
         """Return the predicted labels of a split, and the true ones or None, in the order of the file."""
@@ -221,24 +224,28 @@ def classify_lines(args: Any) -> None:
             texts = {n: tuple(part.strip() for part in line.split("\t")) for n, line in numbered.items()}
             outputs = classifier.of_texts({n: one for n, one in texts.items() if any(one)}, args.on_long_line == "cut")
             for number, line in numbered.items():
-                write(_shown(classifier.names, outputs.get(number), {"line": number, "source": line}, args))
+                write(_shown(classifier, outputs.get(number), {"line": number, "source": line}, args))
             done += len(chunk)
             bar.update(len(chunk))
 
 
-def _shown(names: Sequence[str], output: Tensor | None, known: dict[str, Any], args: Any) -> str:
+def _shown(classifier: Classifier, output: Tensor | None, known: dict[str, Any], args: Any) -> str:
     """Return the line for an example; an empty one (no output) has no label."""
+    names, several = classifier.names, classifier.several
     if output is None:
-        return as_json(known | {"label" if names else "score": None}) if args.jsonl else ""
+        empty = "labels" if several else "label" if names else "score"
+        return as_json(known | {empty: None}) if args.jsonl else ""
     if not names:
-        score = round(float(output[0]), 4)
-        return as_json(known | {"score": score}) if args.jsonl else f"{score:.4f}"
-    probabilities = [round(one, 6) for one in output.softmax(-1).tolist()]
-    best = int(output.argmax())
-    if not args.jsonl:
-        return f"{names[best]}\t{probabilities[best]:.4f}"
+        scores = [round(one, 4) for one in output.tolist()]
+        said = {"score": scores[0]} if len(scores) == 1 else {"scores": scores}
+        return as_json(known | said) if args.jsonl else "\t".join(f"{one:.4f}" for one in scores)
+    probabilities = [round(one, 6) for one in (output.sigmoid() if several else output.softmax(-1)).tolist()]
     every = dict(zip(names, probabilities, strict=True))
-    return as_json(known | {"label": names[best], "probability": probabilities[best], "probabilities": every})
+    chosen = [name for name in names if every[name] > 0.5] if several else [names[int(output.argmax())]]
+    if not args.jsonl:
+        return f"{', '.join(chosen)}\t{', '.join(f'{every[name]:.4f}' for name in chosen)}"
+    said = {"labels": chosen} if several else {"label": chosen[0], "probability": every[chosen[0]]}
+    return as_json(known | said | {"probabilities": every})
 
 
 def in_order(own: Sequence[str], known: Sequence[str], checkpoint: Path) -> list[str]:

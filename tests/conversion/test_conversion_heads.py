@@ -147,3 +147,24 @@ def test_a_trained_classifiers_labels_are_in_the_folder(tmp_path):
     assert relpos("convert", checkpoint, *arguments) == 0
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     assert loaded.config.id2label == {0: "yes", 1: "no", 2: "perhaps"}
+
+
+@pytest.mark.parametrize("name", ["classes", "labels", "regression", "three values"])
+def test_classify_says_what_the_pipeline_says(name, tmp_path, capsys):
+    suffix, values, _, _ = CASES[name]
+    write(tmp_path / "first", suffix, **values)
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
+    (tmp_path / "lines.txt").write_text("a z c\nb 8\n")
+    capsys.readouterr()
+    assert relpos("classify", tmp_path / "ours" / "model.pt", tmp_path / "lines.txt", "--jsonl", "--cpu") == 0
+    ours = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    pipeline = transformers.pipeline("text-classification", model=str(tmp_path / "first"), top_k=None, device="cpu")
+    for one, theirs in zip(ours, pipeline(["a z c", "b 8"]), strict=True):
+        scores = {row["label"]: pytest.approx(row["score"], abs=1e-4) for row in theirs}
+        if "regression" in str(values.get("problem_type")):
+            found = one["scores"] if "scores" in one else [one["score"]]
+            assert found == [scores[label] for label in pipeline.model.config.id2label.values()]
+        else:
+            assert one["probabilities"] == scores
+            if name == "labels":
+                assert one["labels"] == [label for label in ("neg", "neu", "pos") if one["probabilities"][label] > 0.5]
