@@ -120,6 +120,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SourceModel:
         head=told.get("head", ""),
         kept=told.get("kept", {}),
         family=told.get("family", ""),
+        named=told.get("named", {}),
         kept_files={name: place for name in told.get("kept_files", []) if (place := path.parent / name).is_file()},
     )
     check(source)

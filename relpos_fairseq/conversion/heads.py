@@ -46,7 +46,10 @@ def head_of(config: dict[str, Any], where: str) -> Head | None:
     Raises:
         ConversionError: a head that is not converted.
     """
-    named = str((config.get("architectures") or [""])[0])
+    named = config.get("architectures") or [""]
+    if not isinstance(named, list) or not isinstance(named[0], str):
+        raise ConversionError(f"{where}/config.json: architectures must be a list of names, got {named!r}")
+    named = named[0]
     for head in HEADS:
         if named.endswith(head.suffix):
             return head

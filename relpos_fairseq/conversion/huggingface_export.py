@@ -85,6 +85,7 @@ def to_hf(
         "max_position_embeddings": length,
         "type_vocab_size": len(weights[family.prefix + TOKEN_TYPES]),
     }
+    config |= source.named
     if kind is CLASSIFIER:
         config |= _problem(source, len(weights[next(name for name in weights if name.endswith(OUTPUT[family.padded]))]))
     return config, weights, report
@@ -195,12 +196,13 @@ def _take_head(
         ConversionError: the model has no head of that name.
     """
     heads = sorted({key.split(".")[1] for key in state if key.split(".")[0].endswith("_heads")})
-    kept = source.kept if source.family == family.name else {}
+    same = source.family in FAMILIES and FAMILIES[source.family].prefix == family.prefix
+    kept = source.kept if same else {}
     if head is None:
         weights |= {name: value.clone() for name, value in kept.items()}
         for left in heads:
             report.step(f"head {left} left out (--head {left} exports it)")
-        if kept and source.head == MODEL.suffix:
+        if same and source.head == MODEL.suffix:
             return MODEL
         for theirs, ours in head_names(family).items():
             value = state[ours]
@@ -219,6 +221,8 @@ def _take_head(
 def _problem(source: SourceModel, classes: int) -> dict[str, Any]:
     """Return what config.json says of a classifier with so many outputs: its problem, and the names of its classes."""
     problem = source.problem_of(classes)
+    if source.named.get("id2label"):
+        return {"problem_type": problem} if problem else {}
     names = source.labels if len(source.labels) == classes else [f"LABEL_{number}" for number in range(classes)]
     return {
         **({"problem_type": problem} if problem else {}),
@@ -341,7 +345,8 @@ def check_written(
     Raises:
         ConversionError: it does not load, or differs from ours.
     """
-    names = [name for _, name in sorted((int(n), name) for n, name in config.get("id2label", {}).items())]
+    told = source.named.get("id2label") or config.get("id2label", {})
+    names = [name for _, name in sorted((int(n), name) for n, name in told.items())]
     names = names if head is CLASSIFIER else None
     problem = problem_of(config.get("problem_type"), len(names or ()))
     number_of = {symbol: n for symbol, n in zip(symbols_of(source.files), numbers, strict=False) if n >= 0}

@@ -24,7 +24,17 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion import hf_deberta
-from relpos_fairseq.conversion.heads import HEAD, REGRESSION, SPAN_HEAD, Head, head_of
+from relpos_fairseq.conversion.heads import (
+    HEAD,
+    MASKED_LM,
+    MODEL,
+    REGRESSION,
+    SEVERAL,
+    SINGLE,
+    SPAN_HEAD,
+    Head,
+    head_of,
+)
 from relpos_fairseq.conversion.layouts import ENCODER, VERSION, State, encode_text
 from relpos_fairseq.conversion.ledger import KEPT, NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.report import PADDING, ConversionError, NotComparedError, Outputs
@@ -112,10 +122,13 @@ NEUTRAL_KEYS = {
     "the tokenizer says it": "pad_token_id bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id "
     "unk_token_id",
     "the tensors say it": "tie_word_embeddings",
-    "id2label the other way": "label2id num_labels _num_labels",
+    "id2label says it": "num_labels _num_labels",
+    "of generation, which an encoder has not": "top_k top_p temperature repetition_penalty length_penalty "
+    "num_return_sequences num_beam_groups diversity_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
+    "eos_token_ids max_length min_length do_sample num_beams typical_p exponential_decay_length_penalty",
     "of another architecture under the same config": "directionality pooler_fc_size pooler_num_attention_heads "
     "pooler_num_fc_layers pooler_size_per_head pooler_type pooler_hidden_size pooler_dropout tie_encoder_decoder "
-    "cross_attention_hidden_size max_length min_length do_sample num_beams",
+    "cross_attention_hidden_size",
 }
 # Files by patterns of their places: what becomes of them, and why.
 FILES = (
@@ -265,7 +278,15 @@ def read_folder(folder: Path) -> HuggingFaceModel:
     weights = weights or _named(read_weights(folder), family)
     model = HuggingFaceModel(family, config, weights, Vocabulary([], []), head, notes)
     _check_shapes(model, folder)
+    if broken := next((name for name, value in dict(weights).items() if not torch.isfinite(value).all()), None):
+        raise ConversionError(f"{folder}: {broken} holds NaN or infinite values: copy the folder again")
     model.vocabulary = of_folder(folder, config, model.notes)
+    padding = model.vocabulary.rows[1]
+    if family.padded and padding != config.get("pad_token_id", 1):
+        raise ConversionError(
+            f"{folder}: <pad> is {padding} to the tokenizer and {config['pad_token_id']} to config.json, from which "
+            f"positions count: they do not belong together"
+        )
     if model.vocabulary.files and (said := compare_ids(folder)):
         model.notes.append(said)
     return model
@@ -335,6 +356,21 @@ def _check_config(config: dict[str, Any], folder: Path) -> None:
             f"{folder}/config.json: hidden_size {config['hidden_size']} is no multiple of "
             f"num_attention_heads {config['num_attention_heads']}"
         )
+    if FAMILIES[config["model_type"]].padded and not isinstance(config.get("pad_token_id", 1), int):
+        raise ConversionError(
+            f"{folder}/config.json has pad_token_id {config['pad_token_id']!r}: RoBERTa counts from it"
+        )
+    if config["max_position_embeddings"] < 5:
+        raise ConversionError(f"{folder} has {config['max_position_embeddings']} positions: a text needs more")
+    problem = config.get("problem_type")
+    if problem not in (None, SINGLE, SEVERAL, REGRESSION):
+        raise ConversionError(
+            f"{folder}/config.json: problem_type {problem!r} is none of {SINGLE}, {SEVERAL}, {REGRESSION}"
+        )
+    if not isinstance(config.get("classifier_dropout"), float | int | None):
+        raise ConversionError(
+            f"{folder}/config.json has classifier_dropout {config['classifier_dropout']!r}: give a number"
+        )
     if config.get("is_decoder") or config.get("add_cross_attention"):
         raise ConversionError(f"{folder} is a decoder: only encoders are converted")
     if config.get("pruned_heads"):
@@ -361,7 +397,7 @@ def _named(weights: dict[str, Tensor], family: Family) -> Recorded:
         name = name.replace("LayerNorm.beta", "LayerNorm.bias")
         if name.startswith(("embeddings.", "encoder.", "pooler.")):
             name = family.prefix + name
-        result[name] = value
+        result[name] = value.float() if value.is_floating_point() else value  # sums in half precision would round
     return result
 
 
@@ -425,7 +461,9 @@ def read_huggingface(folder: Path) -> SourceModel:
         task=hf_task(model),
         labels=labels_of(model.config, classes_of(model)),
         problem=model.config.get("problem_type"),
-        head=model.head.suffix if model.head else "",
+        head=(model.head or (None if has_head(model) else MODEL) or MASKED_LM).suffix,
+        family=model.family.name,
+        named={key: model.config[key] for key in ("id2label", "label2id") if model.config.get(key)},
         kept=kept,
         library=transformers_release(),
         outputs=lambda tokens, segments: _run(model, folder, tokens, segments),
@@ -578,6 +616,7 @@ def ledger_of(model: HuggingFaceModel, folder: Path, kept: dict[str, Tensor]) ->
     ledger.mark("tensors", NEUTRAL, [prefix + name for name in hf_deberta.unread(model.config)], cancelled)
     if model.kind not in ("absolute", hf_deberta.KIND):
         ledger.mark("tensors", NEUTRAL, [prefix + POSITIONS], "not read with relative positions")
+    ledger.mark("keys", NEUTRAL, [key for key, value in keys.items() if value in (None, False, [], {})], "not set")
     ledger.mark("keys", USED, model.config.read)
     for reason, names in NEUTRAL_KEYS.items():
         ledger.mark("keys", NEUTRAL, set(names.split()) - model.config.read, reason)
@@ -586,6 +625,12 @@ def ledger_of(model: HuggingFaceModel, folder: Path, kept: dict[str, Tensor]) ->
     ledger.mark("files", USED, (path.name for path in (folder / "config.json", *weight_files(folder))))
     ledger.mark("files", USED, (path.name for path in model.vocabulary.files))
     return ledger
+
+
+def has_head(model: HuggingFaceModel) -> bool:
+    """Return True if a folder holds tensors of a head, whatever config.json calls it."""
+    names = [*head_names(model.family), *classifier_names(model.family, HEAD), *span_names(SPAN_HEAD)]
+    return any(dict.__contains__(model.weights, name) for name in names if "pooler" not in name)
 
 
 def kept_of(model: HuggingFaceModel, state: State) -> dict[str, Tensor]:

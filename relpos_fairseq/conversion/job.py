@@ -311,7 +311,7 @@ def _about(source: SourceModel, report: ConversionReport, differences: dict[str,
     more: dict[str, Any] = {"kept_files": sorted(source.kept_files)}
     more |= {"ledger": source.ledger.record()} if source.ledger else {}
     more |= {"labels": source.labels, "problem_type": source.problem, "head": source.head, "kept": source.kept}
-    more["family"] = source.kind.removeprefix("Hugging Face's ") if source.kept else ""
+    more |= {"family": source.family, "named": source.named}
     return about | {name: value for name, value in more.items() if value}
 
 

@@ -57,7 +57,8 @@ class SourceModel:
         problem: transformers' problem_type of a classifier; None: not named.
         head: what the name of its class in transformers ends in; empty: not known.
         kept: tensors that no model here reads, by their names in transformers, for the way back.
-        family: transformers' model_type of `kept`.
+        family: transformers' model_type of the folder that it was; empty: it was none.
+        named: what that folder's config.json says of the names of classes (`id2label`, `label2id`).
         ledger: what became of everything that it holds; None: not recorded.
         kept_files: files that no model here reads, by their places in its folder.
         source_rows: for a converted checkpoint, the numbers that its rows had before.
@@ -79,6 +80,7 @@ class SourceModel:
     head: str = ""
     kept: dict[str, Tensor] = field(default_factory=dict)
     family: str = ""
+    named: dict[str, Any] = field(default_factory=dict)
     ledger: Ledger | None = None
     kept_files: dict[str, Path] = field(default_factory=dict)
     source_rows: list[int] | None = None

@@ -120,7 +120,8 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
         numbers = list(range(source.rows))
         told = config.to_diff_dict() | {"id2label": config.id2label}
         closing = check_written(folder, source, head, told, numbers, source.plan.longest, chosen, trust=True)
-        done = Exported(differences, why, closing)
+        left = [*source.kept, *source.kept_files]
+        done = Exported(differences, why, closing + f"; left out: {', '.join(left)}" * bool(left))
         write_export_card(checkpoint, folder, "transformers", card_of(done, checkpoint, source))
     return done
 
@@ -171,7 +172,10 @@ def roberta_config(source: SourceModel, heads: dict[str, str], text: Path | None
         if problem := source.problem_of(classes):
             more["problem_type"] = problem
         names = source.labels if len(source.labels) == classes else label_names(text, classes)
-        if names:
+        if source.named.get("id2label"):
+            more |= {"id2label": {int(n): name for n, name in source.named["id2label"].items()}}
+            more |= {"label2id": source.named["label2id"]} if "label2id" in source.named else {}
+        elif names:
             more["id2label"] = dict(enumerate(names))
             more["label2id"] = {name: number for number, name in enumerate(names)}
     return RelPosConfig(

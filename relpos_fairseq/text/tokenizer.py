@@ -189,7 +189,9 @@ class Tokenizer:
                 return None
             if masked < place:
                 before = full[max(places[place][0] - 1, 0) : places[place][0]]
-                if symbols and symbols[-1] in (WORD_START, _BYTE_SPACES[0]) and before in ("", " "):
+                marks = (WORD_START, _BYTE_SPACES[0])
+                own = not self.pieces.get(symbol, symbol).startswith(marks) and before in ("", " ")
+                if own and symbols and symbols[-1] in marks:
                     symbols.pop()  # the mark of the word's own space
                 symbols.append(MASK)
                 masked = place
@@ -201,6 +203,7 @@ class Tokenizer:
         begins = (symbol for symbol in self.symbols if symbol not in self.added and self.begins_word(symbol))
         words = (self.decode([symbol]).strip() for symbol in begins)
         fit = (word for word in words if word.isascii() and word.isalpha() and word.islower() and len(word) > 1)
+        fit = (word for word in fit if not any(word in content for content in self.added))
         return [*itertools.islice(fit, 5), "x"]
 
     @cached_property

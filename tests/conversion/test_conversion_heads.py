@@ -38,6 +38,12 @@ CASES = {
         {"labels": FLOATS},
     ),
     "unnamed labels": ("ForSequenceClassification", {"num_labels": 3}, HEAD, {"labels": FLOATS}),
+    "one label": (
+        "ForSequenceClassification",
+        {"num_labels": 1, "problem_type": "multi_label_classification"},
+        HEAD,
+        {"labels": FLOATS[:, 1:2]},
+    ),
     "regression": (
         "ForSequenceClassification",
         {"num_labels": 1, "problem_type": "regression"},
@@ -168,3 +174,70 @@ def test_classify_says_what_the_pipeline_says(name, tmp_path, capsys):
             assert one["probabilities"] == scores
             if name == "labels":
                 assert one["labels"] == [label for label in ("neg", "neu", "pos") if one["probabilities"][label] > 0.5]
+
+
+ODD_NAMES = {
+    "swapped": {"0": "LABEL_1", "1": "LABEL_0"},
+    "mixed": {"0": "neg", "1": "LABEL_1", "2": " led"},
+    "alike": {"0": "A", "1": "A", "2": ""},
+}
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_names_of_classes_come_back_as_they_were(name, tmp_path):
+    write(tmp_path / "first", "ForSequenceClassification", num_labels=len(ODD_NAMES[name]))
+    path = tmp_path / "first" / "config.json"
+    told = json.loads(path.read_text()) | {"id2label": ODD_NAMES[name], "label2id": {"x": 1}}
+    path.write_text(json.dumps(told))
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
+    made = tmp_path / "ours" / "model.pt"
+    assert relpos("convert", made, "--to", "hf-bert", "--head", HEAD, "--out", tmp_path / "back") == 0
+    back = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert back["id2label"] == ODD_NAMES[name] and back["label2id"] == {"x": 1}
+
+
+@pytest.mark.parametrize("family", ["XLMRoberta", "Roberta"])
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_model_without_a_head_comes_back_as_one(family, pooled, tmp_path):
+    """Of RoBERTa's family XLM-R's too, with its pooler or without one, in half precision."""
+    values = SIZES | {"type_vocab_size": 1, "pad_token_id": 1}
+    config = getattr(transformers, f"{family}Config")(**values)
+    model = getattr(transformers, f"{family}Model")(config, add_pooling_layer=pooled).eval()
+    shake(model)
+    model.half().save_pretrained(tmp_path / "first")
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
+    made = tmp_path / "ours" / "model.pt"
+    assert relpos("convert", made, "--to", "hf-roberta", "--out", tmp_path / "back") == 0
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["architectures"] == ["RobertaModel"]
+    back = transformers.AutoModel.from_pretrained(tmp_path / "back", add_pooling_layer=pooled).eval()
+    ids = torch.tensor([[0, 9, 12, 2]])
+    with torch.no_grad():
+        before, after = model.float()(ids), back(ids)
+    torch.testing.assert_close(after.last_hidden_state, before.last_hidden_state, rtol=1e-5, atol=1e-5)
+    if pooled:
+        torch.testing.assert_close(after.pooler_output, before.pooler_output, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"architectures": 5}, "architectures must be a list of names, got 5"),
+        ({"problem_type": "ranking"}, "problem_type 'ranking' is none of single_label_classification"),
+        ({"classifier_dropout": "x"}, "classifier_dropout 'x': give a number"),
+        ({"max_position_embeddings": 2}, "has 2 positions"),
+    ],
+)
+def test_configs_that_cannot_be(values, message, tmp_path, capsys):
+    write(tmp_path / "first", "ForMaskedLM")
+    path = tmp_path / "first" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_weight_that_is_no_number_is_named(tmp_path, capsys):
+    model = write(tmp_path / "first", "ForMaskedLM")
+    model.bert.encoder.layer[1].output.dense.bias.data[0] = float("nan")
+    model.save_pretrained(tmp_path / "first")
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 2
+    assert "bert.encoder.layer.1.output.dense.bias holds NaN" in capsys.readouterr().err

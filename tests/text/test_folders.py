@@ -260,6 +260,21 @@ def test_added_words_beside_masks(pairs, name):
         assert masked[:place] == full[:place] and full[-len(masked) + place + 1 :] == masked[place + 1 :], text
 
 
+@pytest.mark.parametrize("name", ["bpe", "spaces at the start"])
+def test_two_spaces_before_a_mask(pairs, trained, name):
+    """The second one is the word's; a token of the first stays."""
+    ours = trained[name][0] if name in trained else pairs[name][0]
+    word = ours._words[0]
+    full, masked = ours.encode(f"a  {word} b").pieces, ours.encode_masked("a  <mask> b")
+    assert len(ours.encode(f" {word}").pieces) == 1
+    assert [piece for piece in masked if piece != "<mask>"] == [piece for piece in full if piece != f"Ġ{word}"]
+
+
+def test_the_word_for_a_mask_is_no_added_token(pairs):
+    ours, _ = pairs["more special tokens"]
+    assert "man" not in ours._words and ours._words
+
+
 def test_words_are_cut_at_white_space_alone(tmp_path):
     """A pre-tokenizer whose first step cuts at white space keeps it in the export."""
     MAKERS["bert"](tmp_path)
