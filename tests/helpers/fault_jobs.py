@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from tqdm import tqdm
 
 from helpers import commands as cli
 from helpers import segment_corpus, wmt_text
@@ -230,6 +233,7 @@ def started(job: Callable[[], int], log: Path, before: Callable[[], None] | None
         os.dup2(descriptor, 2)
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  (pytest's are this process's)
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+        tqdm.set_lock(threading.RLock())  # the one shared by forks stays locked where a kill hits its holder
         if before:
             before()
         status = job()
