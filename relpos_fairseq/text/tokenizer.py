@@ -105,11 +105,26 @@ class Tokenizer:
 
     def raw(self, texts: Sequence[str]) -> list[tuple[list[str], list[tuple[int, int]]]]:
         """Return the symbols and the library's own offsets of every text."""
+        leads = [self._lead(text) for text in texts]
         try:
-            found = self.model.encode_batch(list(texts), add_special_tokens=False)
+            begun = [text[lead:] for text, lead in zip(texts, leads, strict=True)]
+            found = self.model.encode_batch(begun, add_special_tokens=False)
         except Exception as error:  # a vocabulary without its own unknown token
             raise UserError(f"this {self.kind} tokenizer cannot encode the text: {error}") from None
-        return [([self._text_of[number] for number in one.ids], one.offsets) for one in found]
+        return [
+            ([self._text_of[number] for number in one.ids], [(start + lead, end + lead) for start, end in one.offsets])
+            for one, lead in zip(found, leads, strict=True)
+        ]
+
+    def _lead(self, text: str) -> int:
+        """Return how many control characters begin a text and are removed: the library shifts offsets by them."""
+        lead = 0
+        if self.kind == "sentencepiece" and self.model.normalizer is not None:
+            while lead < len(text) and unicodedata.category(text[lead])[0] == "C":
+                if text[lead] in "\t\n\v\f\r\x85" or self.model.normalizer.normalize_str(text[lead]):
+                    break  # white space, which is removed alone and kept before a word
+                lead += 1
+        return lead
 
     def content(self) -> dict[str, Any]:
         """Return the content of its tokenizer.json, as it was given."""

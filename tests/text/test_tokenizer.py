@@ -103,6 +103,12 @@ def test_parts_of_a_character_cover_it(tokenizers, name):
     )
 
 
+def test_dropped_characters_before_a_text_shift_nothing(tokenizers):
+    """The library's offsets were shifted by control characters that its normalization removes."""
+    for text in ("\x1fThe", "\x01\x02 The", "\x00The \x1fThe"):
+        assert tokenizers["sentencepiece"].encode(text).offsets[-1][1] == len(text)
+
+
 def test_dropped_marks_belong_to_their_letter(tokenizers):
     text = "the cafe\u0301 here"
     encoding = tokenizers["wordpiece-uncased"].encode(text)
