@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from omegaconf import OmegaConf
 
 from relpos_fairseq.conversion import layouts
 from relpos_fairseq.conversion.heads import HEAD, SPAN_HEAD
-from relpos_fairseq.conversion.huggingface_import import labels_of
+from relpos_fairseq.conversion.huggingface_import import FILES, labels_of
 from relpos_fairseq.conversion.layouts import ENCODER, State
+from relpos_fairseq.conversion.ledger import KEPT
 from relpos_fairseq.conversion.report import ConversionError, outputs_of
 from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, GeneratingSource, SourceModel
 from relpos_fairseq.conversion.weight_files import read_json, read_weights
@@ -121,7 +123,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SourceModel:
         kept=told.get("kept", {}),
         family=told.get("family", ""),
         named=told.get("named", {}),
-        kept_files={name: place for name in told.get("kept_files", []) if (place := path.parent / name).is_file()},
+        kept_files=_kept_files(told.get("kept_files", []), path.parent),
     )
     check(source)
     state.setdefault(layouts.VERSION, layouts.encode_text(source.plan.describe()))
@@ -219,6 +221,13 @@ def asset_files_of(folder: Path) -> list[Path]:
     dictionary = next((path for part in DATA_PARTS[:2] if (path := folder / part / DICTIONARY).is_file()), None)
     place = tokenizer_folder(folder)
     return [*([dictionary] if dictionary else []), *(tokenizer_paths(place) if place else [])]
+
+
+def _kept_files(names: list[str], folder: Path) -> dict[str, Path]:
+    """Return the files of a folder that a conversion kept there, of the places alone that it keeps files in."""
+    patterns = [re.compile(pattern) for verdict, _, pattern in FILES if verdict == KEPT]
+    known = (name for name in names if any(pattern.fullmatch(str(name)) for pattern in patterns))
+    return {name: folder / name for name in known if (folder / name).is_file()}
 
 
 def label_names(text: Path | None, classes: int) -> list[str]:

@@ -83,3 +83,15 @@ def test_a_ledger_forgets_nothing():
     assert ledger.lost == ["tensor t: not read here", "config key c (3): not read here", "file f: not read here"]
     ledger.mark("tensors", NEUTRAL, {"t": "a buffer", "u": "absent"})
     assert ledger.lines() == ["ledger    tensors 1 neutral; keys 2 used, 1 lost; files 1 lost"]
+
+
+def test_a_checkpoint_names_no_file_elsewhere(tmp_path):
+    """Of the files that a record names only those in the places that a conversion keeps files in are read."""
+    write(tmp_path / "first", "Model")
+    (tmp_path / "first" / "modules.json").write_text("[]")
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
+    (tmp_path / "secret").write_text("x")
+    state = torch.load(tmp_path / "ours" / "model.pt", weights_only=True)
+    state["conversion"]["kept_files"] += ["../secret", str(tmp_path / "secret"), "1_a/../../secret", "dict.txt"]
+    torch.save(state, tmp_path / "ours" / "model.pt")
+    assert list(read_source(tmp_path / "ours").kept_files) == ["modules.json"]
