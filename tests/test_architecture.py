@@ -22,6 +22,7 @@ PACKAGE = "relpos_fairseq"
 # From the foundation upwards: a room may import its own files and the rooms of lines above its own.
 ORDER = """
     version io
+    heads
     positions
     relations
     terms options
@@ -58,7 +59,7 @@ ONLY = {
 }
 # Rooms that do not import fairseq when they are imported.
 PURE = """
-    io positions relations terms options scheme rotation attention text schemes placement config nn
+    io heads positions relations terms options scheme rotation attention text schemes placement config nn
     doctor preparation cli
 """.split()
 

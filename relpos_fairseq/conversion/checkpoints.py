@@ -1,4 +1,4 @@
-"""Read checkpoints of fairseq's RoBERTa and of relpos models, and folders of `relpos export transformers`."""
+"""Read checkpoints of fairseq's RoBERTa and of relpos_roberta."""
 
 from __future__ import annotations
 
@@ -11,30 +11,16 @@ import torch
 from omegaconf import OmegaConf
 
 from relpos_fairseq.conversion import layouts
-from relpos_fairseq.conversion.heads import HEAD, SPAN_HEAD
-from relpos_fairseq.conversion.huggingface_import import FILES, labels_of
+from relpos_fairseq.conversion.huggingface_import import FILES
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.ledger import KEPT
 from relpos_fairseq.conversion.report import ConversionError, outputs_of
-from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, GeneratingSource, SourceModel
-from relpos_fairseq.conversion.weight_files import read_json, read_weights
-from relpos_fairseq.conversion.writer import (
-    GENERATING_KINDS,
-    GeneratingModel,
-    build_fairseq_roberta,
-    build_generating,
-    build_roberta,
-    check_rows,
-    run_generating,
-    shared_names,
-)
+from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, SourceModel
 from relpos_fairseq.io.errors import unreadable
-from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.models.building import build_fairseq_roberta, build_roberta
 from relpos_fairseq.patches.checkpoints import allow_checkpoint_types
 from relpos_fairseq.schemes import named_elsewhere
-from relpos_fairseq.text.assets import DATA_PARTS, tokenizer_folder
-from relpos_fairseq.text.dictionary import FILE as DICTIONARY
-from relpos_fairseq.text.folders import tokenizer_paths
+from relpos_fairseq.text.assets import asset_files_of
 
 # Options of RelPosRobertaConfig that fairseq's RobertaModel has under the same names.
 _SHARED = (
@@ -216,157 +202,8 @@ def check(source: SourceModel) -> None:
         )
 
 
-def asset_files_of(folder: Path) -> list[Path]:
-    """Return a folder's dict.txt and its tokenizer's files; in data of sentence_prediction they lie in input0/."""
-    dictionary = next((path for part in DATA_PARTS[:2] if (path := folder / part / DICTIONARY).is_file()), None)
-    place = tokenizer_folder(folder)
-    return [*([dictionary] if dictionary else []), *(tokenizer_paths(place) if place else [])]
-
-
 def _kept_files(names: list[str], folder: Path) -> dict[str, Path]:
     """Return the files of a folder that a conversion kept there, of the places alone that it keeps files in."""
     patterns = [re.compile(pattern) for verdict, _, pattern in FILES if verdict == KEPT]
     known = (name for name in names if any(pattern.fullmatch(str(name)) for pattern in patterns))
     return {name: folder / name for name in known if (folder / name).is_file()}
-
-
-def label_names(text: Path | None, classes: int) -> list[str]:
-    """Return names of the classes from the data's dictionary of labels, if it has as many."""
-    path = text / "label" / "dict.txt" if text else None
-    if path is None or not path.is_file():
-        return []
-    names = [line.rpartition(" ")[0] for line in read_lines(path)][:classes]
-    return names if len(names) == classes else []
-
-
-# Folders of `relpos export transformers`, as they were written or as transformers saved them again.
-ROBERTA_TYPE = "relpos_roberta"  # model_type
-ROBERTA_PREFIX = "roberta."
-TIED, EMBEDDING = "encoder.lm_head.weight", f"{ENCODER}.embed_tokens.weight"
-CLASSIFIER, SPANS = f"classification_heads.{HEAD}.", f"span_heads.{SPAN_HEAD}."
-# model_type to the kind of model.
-GENERATING_TYPES = {
-    "relpos_translation": "translation",
-    "relpos_language_model": "language_modeling",
-    "relpos_memory_language_model": "segment_language_modeling",
-}
-GENERATING_PREFIX = "model."
-TEXT_FOLDER = "text"
-
-
-def read_exported_roberta(folder: Path, config: dict[str, Any]) -> SourceModel:
-    """Read a relpos_roberta from a folder of `relpos export transformers`.
-
-    Raises:
-        ConversionError: tensors of another model.
-    """
-    state, values = _exported_state(folder), config["values"]
-    text = folder / TEXT_FOLDER
-    source = SourceModel(
-        kind=f"{ROBERTA_TYPE} of transformers",
-        path=folder,
-        state=state,
-        values=values,
-        files=asset_files_of(text),
-        task=_exported_task(config, state),
-        labels=labels_of(config, len(config.get("id2label") or ())),
-        library="relpos_roberta",
-        outputs=lambda tokens, segments: outputs_of(build_roberta(values, state), tokens, segments),
-    )
-    if not source.files:
-        source.notes.append(f"no {text}: the result has no dictionary and no tokenizer")
-    check(source)
-    return source
-
-
-def _exported_state(folder: Path) -> State:
-    """Return an exported RoBERTa's tensors under the names of relpos_roberta.
-
-    Raises:
-        ConversionError: tensors of another model.
-    """
-    weights = read_weights(folder)
-    unknown = sorted(name for name in weights if not name.startswith(ROBERTA_PREFIX))
-    if unknown or ROBERTA_PREFIX + EMBEDDING not in weights:
-        raise ConversionError(
-            f"{folder}: {unknown[0] if unknown else ROBERTA_PREFIX + EMBEDDING} is "
-            f"{'no tensor' if unknown else 'missing'} of a {ROBERTA_TYPE}: copy the whole folder again"
-        )
-    state = {name.removeprefix(ROBERTA_PREFIX): value for name, value in weights.items()}
-    state.setdefault(TIED, state[EMBEDDING])
-    return state
-
-
-def _exported_task(config: dict[str, Any], state: State) -> dict[str, Any]:
-    """Return options of the task that an exported RoBERTa's heads are for.
-
-    A head that transformers added has the input format of the task before it.
-    """
-    task = dict(config.get("task") or {})
-    has = {
-        "sentence_prediction": any(name.startswith(CLASSIFIER) for name in state),
-        "question_answering": any(name.startswith(SPANS) for name in state),
-    }
-    if task.get("_name") in has and not has[task["_name"]]:
-        task["_name"] = "masked_lm"  # the head was left behind
-    if has["sentence_prediction"] and task.get("_name") != "sentence_prediction":
-        two = config.get("pair_separators", 1)
-        task |= {"_name": "sentence_prediction", "init_token": 0}
-        task["separator_token"] = 2 if two else None
-    if task.get("_name") == "sentence_prediction":
-        task["classification_head_name"] = HEAD
-        task["regression_target"] = config.get("problem_type") == "regression" or (
-            len(state[f"{CLASSIFIER}out_proj.weight"]) == 1
-        )
-    return task
-
-
-def read_exported_generating(folder: Path, config: dict[str, Any]) -> GeneratingSource:
-    """Read a translation or language model from a folder of `relpos export transformers`.
-
-    Raises:
-        ConversionError: tensors or dictionaries of another model.
-    """
-    kind, values = GENERATING_TYPES[config["model_type"]], config["values"]
-    rows = (config.get("source_rows") or config["vocab_size"], config["vocab_size"])
-    weights = read_weights(folder)
-    model = build_generating(kind, values, rows)
-    own, shared = model.state_dict(), shared_names(model)
-    unknown = sorted(n for n in weights if n.removeprefix(GENERATING_PREFIX) not in own or GENERATING_PREFIX not in n)
-    state = {name.removeprefix(GENERATING_PREFIX): value for name, value in weights.items()}
-    for name, source in shared.items():
-        known = state.get(name, state.get(source))
-        if known is not None:
-            state[name] = state[source] = known
-    missing = sorted(name for name in own if name not in state and not name.endswith("version"))
-    if unknown or missing:
-        raise ConversionError(
-            f"{folder}: {unknown[0] if unknown else GENERATING_PREFIX + missing[0]} is "
-            f"{'no tensor' if unknown else 'missing'} of a {config['model_type']}: copy the whole "
-            f"folder again"
-        )
-    state |= {name: value for name, value in own.items() if name.endswith("version")}
-    text = folder / TEXT_FOLDER
-    found = (path for path in sorted(text.rglob("*")) if path.is_file())
-    files = {path.relative_to(folder).as_posix(): path for path in found}
-    check_rows(files, rows)
-    return GeneratingSource(
-        kind="transformers, exported by relpos",
-        path=folder,
-        model=GeneratingModel(kind, values, rows, state, _generating_task(folder, config, kind), files),
-        logits=lambda pair: run_generating(kind, values, rows, state, pair.source, pair.target),
-        library=f"the folder's own config under {GENERATING_KINDS[kind][1]}",
-        notes=[] if files else [f"no {text}: the result has no dictionary"],
-    )
-
-
-def _generating_task(folder: Path, config: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return options of the task; folders that older versions exported record the languages alone."""
-    task = dict(config.get("task") or {})
-    path = folder / "relpos_text.json"
-    if kind == "translation" and not task.get("source_lang") and path.is_file():
-        source, target = read_json(path)["languages"]
-        task |= {"source_lang": source, "target_lang": target}
-    limits = ("max_source_positions", "max_target_positions", "tokens_per_sample")
-    known = {name: config["values"][name] for name in limits if isinstance(config["values"].get(name), int)}
-    return {"_name": kind} | known | task

@@ -33,7 +33,8 @@ from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, PairProbe
 from relpos_fairseq.conversion.source import GeneratingSource
 from relpos_fairseq.conversion.vocabulary import NEVER, Vocabulary, take_rows
-from relpos_fairseq.conversion.writer import GeneratingModel, build_generating
+from relpos_fairseq.conversion.writer import GeneratingModel
+from relpos_fairseq.models.building import build_generating
 from relpos_fairseq.schemes import named_elsewhere
 
 ACTIVATIONS = ("relu", "gelu", "gelu_accurate", "swish", "tanh")  # fairseq's names

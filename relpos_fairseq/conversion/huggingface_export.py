@@ -22,7 +22,6 @@ from torch.nn.functional import cross_entropy
 from relpos_fairseq.config import OPTIONS
 from relpos_fairseq.conversion.algebra import convert
 from relpos_fairseq.conversion.closing_check import NotOpenedError, check_folder
-from relpos_fairseq.conversion.heads import CLASSIFIER, MASKED_LM, MODEL, PRE_TRAINING, SPANS, Head, loss_of, problem_of
 from relpos_fairseq.conversion.huggingface_import import (
     ACTIVATIONS,
     FAMILIES,
@@ -43,6 +42,7 @@ from relpos_fairseq.conversion.report import ConversionError, ConversionReport, 
 from relpos_fairseq.conversion.source import SourceModel, plan_of, separators_of
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint
 from relpos_fairseq.conversion.weight_files import import_safetensors
+from relpos_fairseq.heads import CLASSIFIER, MASKED_LM, MODEL, PRE_TRAINING, SPANS, Head, loss_of, problem_of
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class

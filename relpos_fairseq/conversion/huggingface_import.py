@@ -24,25 +24,16 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion import hf_deberta
-from relpos_fairseq.conversion.heads import (
-    HEAD,
-    MASKED_LM,
-    MODEL,
-    REGRESSION,
-    SEVERAL,
-    SINGLE,
-    SPAN_HEAD,
-    Head,
-    head_of,
-)
 from relpos_fairseq.conversion.layouts import ENCODER, VERSION, State, encode_text
 from relpos_fairseq.conversion.ledger import KEPT, NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.report import PADDING, ConversionError, NotComparedError, Outputs
 from relpos_fairseq.conversion.source import DEFAULTS, SourceModel
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_folder
 from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
+from relpos_fairseq.heads import HEAD, MASKED_LM, MODEL, REGRESSION, SEVERAL, SINGLE, SPAN_HEAD, Head, head_of
 from relpos_fairseq.schemes import named_elsewhere, scheme_class
 from relpos_fairseq.text import load_tokenizer
+from relpos_fairseq.text.transformers_files import TRIED
 
 # Hugging Face's names of a layer's modules, and fairseq's.
 _LAYER = {
@@ -290,17 +281,6 @@ def read_folder(folder: Path) -> HuggingFaceModel:
     if model.vocabulary.files and (said := compare_ids(folder)):
         model.notes.append(said)
     return model
-
-
-# Accents, other scripts, numbers, spaces, signs, what no model has seen.
-TRIED = (
-    "A man, a plan: 3.14 canals!",
-    "Où est-il né ?  Zürich",
-    "北京 — привет",
-    "ab\u0301c 😀x",
-    "İSTANBUL's ﬁne ½",
-    "don't \u200bgo\u00a0there",
-)
 
 
 def compare_ids(folder: Path) -> str:

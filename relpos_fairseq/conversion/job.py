@@ -18,18 +18,13 @@ from typing import Any
 import torch
 
 from relpos_fairseq.conversion.algebra import convert, match_members
-from relpos_fairseq.conversion.checkpoints import (
+from relpos_fairseq.conversion.checkpoints import from_checkpoint, read_checkpoint, read_file
+from relpos_fairseq.conversion.exported import (
     GENERATING_TYPES,
     ROBERTA_TYPE,
-    asset_files_of,
-    from_checkpoint,
-    label_names,
-    read_checkpoint,
     read_exported_generating,
     read_exported_roberta,
-    read_file,
 )
-from relpos_fairseq.conversion.heads import MASKED_LM, head_of
 from relpos_fairseq.conversion.huggingface_export import check_written, export_order, outputs_of_folder, save_hf, to_hf
 from relpos_fairseq.conversion.huggingface_import import FAMILIES, read_huggingface, transformers_release
 from relpos_fairseq.conversion.layouts import places
@@ -49,9 +44,11 @@ from relpos_fairseq.conversion.report import (
 from relpos_fairseq.conversion.source import GeneratingSource, SourceModel, plan_of, target_values
 from relpos_fairseq.conversion.transformer_xl_original import is_original_xl, read_original_xl
 from relpos_fairseq.conversion.weight_files import read_json
-from relpos_fairseq.conversion.writer import build_roberta, checkpoint_of, run_generating, write_checkpoint, write_texts
+from relpos_fairseq.conversion.writer import checkpoint_of, write_checkpoint, write_texts
+from relpos_fairseq.heads import MASKED_LM, head_of
 from relpos_fairseq.io.files import atomic_folder, atomic_path
-from relpos_fairseq.text.assets import find_assets, text_folders
+from relpos_fairseq.models.building import build_roberta, run_generating
+from relpos_fairseq.text.assets import asset_files_of, find_assets, label_names, text_folders
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
 HUGGING_FACE = ("hf-bert", "hf-roberta")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
-from relpos_fairseq.conversion.heads import REGRESSION
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.ledger import Ledger
 from relpos_fairseq.conversion.report import ConversionReport, Outputs, PairProbe
 from relpos_fairseq.conversion.vocabulary import Vocabulary
+from relpos_fairseq.heads import REGRESSION
 from relpos_fairseq.placement import PositionPlan
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.schemes import parse_layers

@@ -32,7 +32,8 @@ from relpos_fairseq.conversion.report import ConversionError, NotComparedError, 
 from relpos_fairseq.conversion.source import GeneratingSource
 from relpos_fairseq.conversion.vocabulary import NEVER, Vocabulary, order_words, take_rows
 from relpos_fairseq.conversion.weight_files import UnknownObject, safe_unpickle, tensors_of
-from relpos_fairseq.conversion.writer import GeneratingModel, build_generating, load_tensors
+from relpos_fairseq.conversion.writer import GeneratingModel
+from relpos_fairseq.models.building import build_generating, load_tensors
 from relpos_fairseq.models.memory_positions import KINDS
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.dictionary import SPECIAL

@@ -1,106 +1,28 @@
-"""Build models from tensors, and write them as fairseq checkpoints."""
+"""Write models as fairseq checkpoints, with their text."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.models.roberta import RobertaModel
-from fairseq.tasks.language_modeling import LanguageModelingConfig
 from fairseq.tasks.masked_lm import MaskedLMConfig
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig
-from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf, open_dict
-from torch import Tensor, nn
 
-from relpos_fairseq.conversion.layouts import ENCODER, State
+from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.models.configs import RelPosRobertaConfig, RelPosTransformerLMConfig, RelPosTransformerXLConfig
-from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-from relpos_fairseq.models.relpos_transformer import RelPosTransformerConfig, RelPosTransformerModel
-from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
-from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
+from relpos_fairseq.models.building import GENERATING_KINDS
+from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.placement import decode_text
 from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
-from relpos_fairseq.tasks.segment_language_modeling import SegmentLanguageModelingConfig
 
 CHECKPOINT = "model.pt"
-
-
-def build_roberta(values: dict[str, Any], state: State) -> nn.Module:
-    """Build a relpos_roberta of config values and tensors, heads included.
-
-    Raises:
-        ConversionError: tensors are missing, unknown, or of another shape.
-    """
-    task = _roberta_task(state, values)
-    model = RelPosRobertaModel.build_model(namespace(values), task)
-    return load_tensors(model, state, state[f"{ENCODER}.embed_tokens.weight"].dtype)
-
-
-def build_fairseq_roberta(values: dict[str, Any], state: State) -> nn.Module:
-    """Build fairseq's own RobertaModel of config values and tensors.
-
-    Raises:
-        ConversionError: tensors are missing, unknown, or of another shape.
-    """
-    options = namespace(values)
-    options.layernorm_embedding = not values.get("no_layernorm_embedding", False)
-    model = RobertaModel.build_model(options, _roberta_task(state, values))
-    return load_tensors(model, state, state[f"{ENCODER}.embed_tokens.weight"].dtype)
-
-
-def namespace(values: dict[str, Any]) -> Namespace:
-    """Return config values as a Namespace for fairseq's builders, which then register a checkpoint's heads."""
-    known = {name: value for name, value in values.items() if value is not None}
-    return Namespace(**known | {"load_checkpoint_heads": True})
-
-
-class Rows:
-    """Stand in for a dictionary: its number of rows, and the rows of padding and the end."""
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def pad(self) -> int:
-        return 1
-
-    def eos(self) -> int:
-        return 2
-
-
-def task_of(rows: int, length: int) -> SimpleNamespace:
-    """Return a stand-in for a task: a dictionary of `rows` rows, and samples of at most `length` tokens."""
-    return SimpleNamespace(source_dictionary=Rows(rows), max_positions=lambda: length)
-
-
-def _roberta_task(state: State, values: dict[str, Any]) -> SimpleNamespace:
-    return task_of(len(state[f"{ENCODER}.embed_tokens.weight"]), int(values["max_positions"]))
-
-
-def load_tensors(model: nn.Module, state: State, dtype: torch.dtype) -> nn.Module:
-    """Load copies of tensors into a model, cast to `dtype`, and put it into evaluation mode.
-
-    Raises:
-        ConversionError: tensors are missing, unknown, or of another shape.
-    """
-    try:
-        model.to(dtype).load_state_dict({key: value.clone() for key, value in state.items()})
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ConversionError(f"the tensors do not fit: {' '.join(lines[1:3] or lines)}") from None
-    return model.eval()
 
 
 def checkpoint_of(
@@ -232,30 +154,6 @@ def _own_options(config: type, given: dict[str, Any]) -> dict[str, Any]:
 
 
 IDENTITY = ".positions.scheme_version"
-# By kind: the model, its name and config, the task's config and name, and the criterion.
-GENERATING_KINDS = {
-    "translation": (
-        RelPosTransformerModel,
-        "relpos_transformer",
-        RelPosTransformerConfig,
-        TranslationConfig,
-        "label_smoothed_cross_entropy",
-    ),
-    "language_modeling": (
-        RelPosTransformerLanguageModel,
-        "relpos_transformer_lm",
-        RelPosTransformerLMConfig,
-        LanguageModelingConfig,
-        "cross_entropy",
-    ),
-    "segment_language_modeling": (
-        RelPosTransformerXLModel,
-        "relpos_transformer_xl",
-        RelPosTransformerXLConfig,
-        SegmentLanguageModelingConfig,
-        "cross_entropy",
-    ),
-}
 
 
 @dataclass
@@ -297,50 +195,6 @@ class GeneratingModel:
             {"_name": criterion} | self.criterion,
         )
         return fairseq_checkpoint(cfg, self.state, about, "CrossEntropyCriterion")
-
-
-def build_generating(kind: str, values: dict[str, Any], rows: tuple[int, int]) -> nn.Module:
-    """Build a model of GENERATING_KINDS, untrained; config values that are not named have their defaults."""
-    model, _, base, _, _ = GENERATING_KINDS[kind]
-    config = base()
-    for name, value in values.items():
-        setattr(config, name, value)
-    target = Rows(rows[1])
-    source = target if rows[0] == rows[1] else Rows(rows[0])
-    task = SimpleNamespace(source_dictionary=source, target_dictionary=target, carries_memory=True)
-    return model.build_model(config, task)
-
-
-def shared_names(model: nn.Module) -> dict[str, str]:
-    """Map each tied parameter's name to the name of the parameter that it is tied to."""
-    first: dict[int, str] = {}
-    found = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        before = first.setdefault(id(parameter), name)
-        if before != name:
-            found[name] = before
-    return found
-
-
-@torch.no_grad()
-def run_generating(
-    kind: str, values: dict[str, Any], rows: tuple[int, int], state: State, source: Tensor, target: Tensor
-) -> Tensor:
-    """Build a model of GENERATING_KINDS and run it on (B, S) sources and (B, T) beginnings of targets, in fp64.
-
-    Sources end in </s>, and a language model reads none; targets begin with </s>.
-
-    Returns:
-        Scores (B, T, V) after each target token: logits, or log-probabilities of an adaptive softmax.
-
-    Raises:
-        ConversionError: the tensors do not fit the config's values.
-    """
-    model = load_tensors(build_generating(kind, values, rows), state, torch.float64)
-    encoded = model.encoder(source) if kind == "translation" else None
-    output = model.decoder(target, encoded)[0]
-    softmax = model.decoder.adaptive_softmax
-    return output if softmax is None else softmax.get_log_prob(output, None)
 
 
 def plain_task(task: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from relpos_fairseq.conversion.heads import SEVERAL
+from relpos_fairseq.heads import SEVERAL
 from relpos_fairseq.inference.commands import as_json, lines_of, quietly, writer
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.progress import progress

@@ -27,11 +27,11 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-from relpos_fairseq.conversion.checkpoints import EMBEDDING, ROBERTA_PREFIX, TIED
-from relpos_fairseq.conversion.heads import HEAD, SPAN_HEAD, loss_of
-from relpos_fairseq.conversion.writer import build_generating, namespace, shared_names, task_of
+from relpos_fairseq.conversion.exported import ROBERTA_PREFIX, TIED
 from relpos_fairseq.export.model_adapters import scores_of
 from relpos_fairseq.export.transformers_text import CODE, RelPosTokenizer
+from relpos_fairseq.heads import HEAD, SPAN_HEAD, loss_of
+from relpos_fairseq.models.building import EMBEDDING, build_generating, namespace, shared_names, task_of
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.modules.memory import Memory
 

@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from relpos_fairseq.conversion.checkpoints import ROBERTA_PREFIX, TIED, asset_files_of, label_names, read_checkpoint
-from relpos_fairseq.conversion.heads import HEAD, MASKED_LM, SPAN_HEAD, head_of
+from relpos_fairseq.conversion.checkpoints import read_checkpoint
+from relpos_fairseq.conversion.exported import ROBERTA_PREFIX, TIED
 from relpos_fairseq.conversion.huggingface_export import check_written
 from relpos_fairseq.conversion.job import read_source
 from relpos_fairseq.conversion.report import Probe, compare
 from relpos_fairseq.conversion.source import SourceModel
 from relpos_fairseq.conversion.source import separators_of as task_separators
-from relpos_fairseq.conversion.writer import plain_task, shared_names
+from relpos_fairseq.conversion.writer import plain_task
 from relpos_fairseq.export.model_adapters import scores_of
 from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.export.transformers import (
@@ -34,16 +34,26 @@ from relpos_fairseq.export.transformers import (
     RelPosWithMemoryForCausalLM,
 )
 from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
+from relpos_fairseq.heads import HEAD, MASKED_LM, SPAN_HEAD, head_of
 from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Search
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, sha256_of
+from relpos_fairseq.models.building import shared_names
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.plots.stacks import load_checkpoint
-from relpos_fairseq.text.assets import TEXT_FOLDER, TokenizerText, copy_assets, find_assets, read_text
+from relpos_fairseq.text.assets import (
+    TEXT_FOLDER,
+    TokenizerText,
+    asset_files_of,
+    copy_assets,
+    find_assets,
+    label_names,
+    read_text,
+)
 
 TOLERANCE = 1e-3  # of logits, in fp32; what rounds differently stays far below
 HEADS = {"classification_heads": HEAD, "span_heads": SPAN_HEAD}

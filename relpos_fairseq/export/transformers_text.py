@@ -12,14 +12,13 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizer
 
-from relpos_fairseq.conversion.huggingface_import import TRIED
 from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.io.files import read_json, write_json, write_text
 from relpos_fairseq.text import MASK
 from relpos_fairseq.text.assets import DATA_PARTS, TEXT_FOLDER, Text, TokenizerText, read_text
 from relpos_fairseq.text.dictionary import EOS, SPECIAL, UNK, read_dictionary
 from relpos_fairseq.text.folders import SETTINGS, TOKENIZER_JSON
-from relpos_fairseq.text.transformers_files import transformers_files
+from relpos_fairseq.text.transformers_files import TRIED, transformers_files
 
 FACTS = "relpos_text.json"
 CODE = "relpos_code"  # the module of a folder that its `auto_map` names; it imports from here

@@ -21,6 +21,7 @@ import numpy as np
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, copy_file, read_json, sha256_of
+from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.stages import check_unchanged
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
@@ -304,6 +305,22 @@ def asset_files(data: Path, tokenizer: Path | None = None) -> dict[str, Path]:
                 continue  # the manifest names the other kind, or none
             found.setdefault(path.name, path)
     return found
+
+
+def asset_files_of(folder: Path) -> list[Path]:
+    """Return a folder's dict.txt and its tokenizer's files; in data of sentence_prediction they lie in input0/."""
+    dictionary = next((path for part in DATA_PARTS[:2] if (path := folder / part / DICTIONARY).is_file()), None)
+    place = tokenizer_folder(folder)
+    return [*([dictionary] if dictionary else []), *(tokenizer_paths(place) if place else [])]
+
+
+def label_names(text: Path | None, classes: int) -> list[str]:
+    """Return names of the classes from the data's dictionary of labels, if it has as many."""
+    path = text / "label" / DICTIONARY if text else None
+    if path is None or not path.is_file():
+        return []
+    names = [line.rpartition(" ")[0] for line in read_lines(path)][:classes]
+    return names if len(names) == classes else []
 
 
 def copy_assets(data: Path, folder: Path, tokenizer: Path | None = None) -> Path:

@@ -10,6 +10,15 @@ from relpos_fairseq.text.dictionary import MASK, UNKNOWN
 from relpos_fairseq.text.folders import GENERIC, ROLES, SETTINGS, TOKENIZER_JSON
 from relpos_fairseq.text.tokenizer import SPELLINGS, State, Tokenizer, continues_after_mask, import_tokenizers, text_of
 
+# Texts by which ids are compared: accents, other scripts, numbers, spaces, signs, what no model has seen.
+TRIED = (
+    "A man, a plan: 3.14 canals!",
+    "Où est-il né ?  Zürich",
+    "北京 — привет",
+    "ab\u0301c 😀x",
+    "İSTANBUL's ﬁne ½",
+    "don't \u200bgo\u00a0there",
+)
 _NEVER = -1e4  # the score of a piece that no text gives
 
 

@@ -16,7 +16,7 @@ from relpos_fairseq.conversion.on_load import prepare_sides
 from relpos_fairseq.conversion.report import ConversionReport, Probe, outputs_of
 from relpos_fairseq.conversion.reshaping import resize
 from relpos_fairseq.conversion.source import plan_of
-from relpos_fairseq.conversion.writer import build_roberta
+from relpos_fairseq.models.building import build_roberta
 from relpos_fairseq.relations import Bucketed, Clipped, Folded
 from relpos_fairseq.scheme import PositionMismatchError, remap_distances
 from relpos_fairseq.schemes import scheme_class, scheme_names

@@ -15,7 +15,7 @@ from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
 from relpos_fairseq.conversion.job import read_source
 from relpos_fairseq.conversion.on_load import prepare
 from relpos_fairseq.conversion.report import Probe, outputs_of
-from relpos_fairseq.conversion.writer import build_roberta
+from relpos_fairseq.models.building import build_roberta
 
 STYLES = ("argparse", "legacy", "dataclass")
 

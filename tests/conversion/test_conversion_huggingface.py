@@ -22,7 +22,7 @@ from relpos_fairseq.conversion.job import read_source
 from relpos_fairseq.conversion.report import Probe, outputs_of
 from relpos_fairseq.conversion.source import SourceModel
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint, of_folder
-from relpos_fairseq.conversion.writer import build_roberta
+from relpos_fairseq.models.building import build_roberta
 from relpos_fairseq.relations import LogClipped
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
 

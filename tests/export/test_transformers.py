@@ -9,8 +9,9 @@ import transformers
 from helpers import roberta
 from helpers.commands import relpos
 from helpers.conversion import config, random_state
-from relpos_fairseq.conversion.writer import build_roberta, checkpoint_of
+from relpos_fairseq.conversion.writer import checkpoint_of
 from relpos_fairseq.export.transformers import AUTO, RelPosForSequenceClassification
+from relpos_fairseq.models.building import build_roberta
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
 

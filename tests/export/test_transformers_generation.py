@@ -13,7 +13,7 @@ from helpers.commands import relpos, train, write_corpus
 from helpers.exported import fairseqs
 from helpers.lm_models import lm_config, randomized, small_xl
 from helpers.models import small_config, small_task
-from relpos_fairseq.conversion.writer import GENERATING_KINDS, GeneratingModel, build_generating
+from relpos_fairseq.conversion.writer import GeneratingModel
 from relpos_fairseq.export import transformers_folder as decoders
 from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.export.transformers import (
@@ -27,6 +27,7 @@ from relpos_fairseq.export.transformers import (
 from relpos_fairseq.inference.checkpoints.loading import load_translator
 from relpos_fairseq.inference.translator import Batching, Search, translate
 from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.models.building import GENERATING_KINDS, build_generating
 from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel

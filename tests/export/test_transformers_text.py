@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from helpers.commands import relpos
 from helpers.exported import hub_of, write_checkpoint
 from relpos_fairseq.conversion.job import read_source
-from relpos_fairseq.conversion.writer import build_roberta
+from relpos_fairseq.models.building import build_roberta
 
 PAIR = ("the old house hears, née Zoë 北", "a  mouse makes horses\u0301 x")
 KINDS = ("bpe", "wordpiece", "sentencepiece", "gpt2", "symbols")

@@ -11,9 +11,10 @@ import torch
 from fairseq.models.roberta import RobertaModel
 from torch import Tensor, nn
 
-from relpos_fairseq.conversion import Conversion, convert, writer
+from relpos_fairseq.conversion import Conversion, convert
 from relpos_fairseq.conversion.report import Probe, compare, outputs_of
 from relpos_fairseq.conversion.source import plan_of
+from relpos_fairseq.models import building
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 
 ROWS, POSITIONS = 23, 20
@@ -52,14 +53,14 @@ def _random_state(values: str) -> dict[str, Tensor]:
 @functools.cache
 def _random_outputs(values: str, longest: int, segments: bool) -> dict[str, Tensor]:
     probe = Probe.draw(ROWS, longest, segments)
-    model = writer.build_roberta(json.loads(values), _random_state(values))
+    model = building.build_roberta(json.loads(values), _random_state(values))
     return outputs_of(model, probe.tokens, probe.segments)
 
 
 def model_of(values: dict[str, Any], rows: int = ROWS) -> RelPosRobertaModel:
     """A new model."""
-    task = writer.task_of(rows, values["max_positions"])
-    return RelPosRobertaModel.build_model(writer.namespace(values), task)
+    task = building.task_of(rows, values["max_positions"])
+    return RelPosRobertaModel.build_model(building.namespace(values), task)
 
 
 @torch.no_grad()
@@ -85,7 +86,7 @@ def difference(
     segments = "segment_encoding" in source
     probe = Probe.draw(ROWS, longest, segments)
     before = _random_outputs(json.dumps(source), longest, segments)
-    outputs = outputs_of(writer.build_roberta(target, after), probe.tokens, probe.segments)
+    outputs = outputs_of(building.build_roberta(target, after), probe.tokens, probe.segments)
     return compare(before, outputs, probe).largest["logits"]
 
 
@@ -98,10 +99,10 @@ def fairseq_roberta(folder: Path, style: str, seed: int = 1) -> tuple[Path, Robe
             fairseq-train writes for roberta) or `dataclass` (plain values in cfg).
         seed: of its parameters.
     """
-    options = writer.namespace(SIZES | {"activation_fn": "gelu_accurate"})
+    options = building.namespace(SIZES | {"activation_fn": "gelu_accurate"})
     for name in ("layer_norm_eps", "load_checkpoint_heads"):
         delattr(options, name)
-    model = RobertaModel.build_model(options, writer.task_of(ROWS, POSITIONS)).eval()
+    model = RobertaModel.build_model(options, building.task_of(ROWS, POSITIONS)).eval()
     shake(model, seed)
     with torch.no_grad():
         model.encoder.sentence_encoder.embed_tokens.weight[1] = 0

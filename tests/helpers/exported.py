@@ -9,7 +9,8 @@ from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 
 from helpers.conversion import config, random_state
-from relpos_fairseq.conversion.writer import build_roberta, checkpoint_of
+from relpos_fairseq.conversion.writer import checkpoint_of
+from relpos_fairseq.models.building import build_roberta
 from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
 from relpos_fairseq.plots.stacks import load_checkpoint
 from relpos_fairseq.text import load_tokenizer, train_tokenizer

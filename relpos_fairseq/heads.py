@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.io.errors import UserError
 
 HEAD = "sentence_classification_head"  # fairseq's name of the head of sentence_prediction
 SPAN_HEAD = "question_answering"  # the default of --span-head-name, so that it is loaded
@@ -44,18 +44,18 @@ def head_of(config: dict[str, Any], where: str) -> Head | None:
     """Return the head that a config.json names; None: it names none, or its library's old class with an LM head.
 
     Raises:
-        ConversionError: a head that is not converted.
+        UserError: a head that is not converted.
     """
     named = config.get("architectures") or [""]
     if not isinstance(named, list) or not isinstance(named[0], str):
-        raise ConversionError(f"{where}/config.json: architectures must be a list of names, got {named!r}")
+        raise UserError(f"{where}/config.json: architectures must be a list of names, got {named!r}")
     named = named[0]
     for head in HEADS:
         if named.endswith(head.suffix):
             return head
     if "For" not in named:
         return None
-    raise ConversionError(
+    raise UserError(
         f"{where} is a {named}, whose head no model here has: {', '.join(head.suffix for head in HEADS)} are converted"
     )
 

@@ -1,0 +1,155 @@
+"""Read folders of `relpos export transformers`, as they were written or as transformers saved them again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from relpos_fairseq.conversion.checkpoints import check
+from relpos_fairseq.conversion.huggingface_import import labels_of
+from relpos_fairseq.conversion.layouts import State
+from relpos_fairseq.conversion.report import ConversionError, outputs_of
+from relpos_fairseq.conversion.source import GeneratingSource, SourceModel
+from relpos_fairseq.conversion.weight_files import read_json, read_weights
+from relpos_fairseq.conversion.writer import GeneratingModel, check_rows
+from relpos_fairseq.heads import HEAD, SPAN_HEAD
+from relpos_fairseq.models.building import (
+    EMBEDDING,
+    GENERATING_KINDS,
+    build_generating,
+    build_roberta,
+    run_generating,
+    shared_names,
+)
+from relpos_fairseq.text.assets import asset_files_of
+
+ROBERTA_TYPE = "relpos_roberta"  # model_type
+ROBERTA_PREFIX = "roberta."
+TIED = "encoder.lm_head.weight"
+CLASSIFIER, SPANS = f"classification_heads.{HEAD}.", f"span_heads.{SPAN_HEAD}."
+# model_type to the kind of model.
+GENERATING_TYPES = {
+    "relpos_translation": "translation",
+    "relpos_language_model": "language_modeling",
+    "relpos_memory_language_model": "segment_language_modeling",
+}
+GENERATING_PREFIX = "model."
+TEXT_FOLDER = "text"
+
+
+def read_exported_roberta(folder: Path, config: dict[str, Any]) -> SourceModel:
+    """Read a relpos_roberta from a folder of `relpos export transformers`.
+
+    Raises:
+        ConversionError: tensors of another model.
+    """
+    state, values = _exported_state(folder), config["values"]
+    text = folder / TEXT_FOLDER
+    source = SourceModel(
+        kind=f"{ROBERTA_TYPE} of transformers",
+        path=folder,
+        state=state,
+        values=values,
+        files=asset_files_of(text),
+        task=_exported_task(config, state),
+        labels=labels_of(config, len(config.get("id2label") or ())),
+        library="relpos_roberta",
+        outputs=lambda tokens, segments: outputs_of(build_roberta(values, state), tokens, segments),
+    )
+    if not source.files:
+        source.notes.append(f"no {text}: the result has no dictionary and no tokenizer")
+    check(source)
+    return source
+
+
+def _exported_state(folder: Path) -> State:
+    """Return an exported RoBERTa's tensors under the names of relpos_roberta.
+
+    Raises:
+        ConversionError: tensors of another model.
+    """
+    weights = read_weights(folder)
+    unknown = sorted(name for name in weights if not name.startswith(ROBERTA_PREFIX))
+    if unknown or ROBERTA_PREFIX + EMBEDDING not in weights:
+        raise ConversionError(
+            f"{folder}: {unknown[0] if unknown else ROBERTA_PREFIX + EMBEDDING} is "
+            f"{'no tensor' if unknown else 'missing'} of a {ROBERTA_TYPE}: copy the whole folder again"
+        )
+    state = {name.removeprefix(ROBERTA_PREFIX): value for name, value in weights.items()}
+    state.setdefault(TIED, state[EMBEDDING])
+    return state
+
+
+def _exported_task(config: dict[str, Any], state: State) -> dict[str, Any]:
+    """Return options of the task that an exported RoBERTa's heads are for.
+
+    A head that transformers added has the input format of the task before it.
+    """
+    task = dict(config.get("task") or {})
+    has = {
+        "sentence_prediction": any(name.startswith(CLASSIFIER) for name in state),
+        "question_answering": any(name.startswith(SPANS) for name in state),
+    }
+    if task.get("_name") in has and not has[task["_name"]]:
+        task["_name"] = "masked_lm"  # the head was left behind
+    if has["sentence_prediction"] and task.get("_name") != "sentence_prediction":
+        two = config.get("pair_separators", 1)
+        task |= {"_name": "sentence_prediction", "init_token": 0}
+        task["separator_token"] = 2 if two else None
+    if task.get("_name") == "sentence_prediction":
+        task["classification_head_name"] = HEAD
+        task["regression_target"] = config.get("problem_type") == "regression" or (
+            len(state[f"{CLASSIFIER}out_proj.weight"]) == 1
+        )
+    return task
+
+
+def read_exported_generating(folder: Path, config: dict[str, Any]) -> GeneratingSource:
+    """Read a translation or language model from a folder of `relpos export transformers`.
+
+    Raises:
+        ConversionError: tensors or dictionaries of another model.
+    """
+    kind, values = GENERATING_TYPES[config["model_type"]], config["values"]
+    rows = (config.get("source_rows") or config["vocab_size"], config["vocab_size"])
+    weights = read_weights(folder)
+    model = build_generating(kind, values, rows)
+    own, shared = model.state_dict(), shared_names(model)
+    unknown = sorted(n for n in weights if n.removeprefix(GENERATING_PREFIX) not in own or GENERATING_PREFIX not in n)
+    state = {name.removeprefix(GENERATING_PREFIX): value for name, value in weights.items()}
+    for name, source in shared.items():
+        known = state.get(name, state.get(source))
+        if known is not None:
+            state[name] = state[source] = known
+    missing = sorted(name for name in own if name not in state and not name.endswith("version"))
+    if unknown or missing:
+        raise ConversionError(
+            f"{folder}: {unknown[0] if unknown else GENERATING_PREFIX + missing[0]} is "
+            f"{'no tensor' if unknown else 'missing'} of a {config['model_type']}: copy the whole "
+            f"folder again"
+        )
+    state |= {name: value for name, value in own.items() if name.endswith("version")}
+    text = folder / TEXT_FOLDER
+    found = (path for path in sorted(text.rglob("*")) if path.is_file())
+    files = {path.relative_to(folder).as_posix(): path for path in found}
+    check_rows(files, rows)
+    return GeneratingSource(
+        kind="transformers, exported by relpos",
+        path=folder,
+        model=GeneratingModel(kind, values, rows, state, _generating_task(folder, config, kind), files),
+        logits=lambda pair: run_generating(kind, values, rows, state, pair.source, pair.target),
+        library=f"the folder's own config under {GENERATING_KINDS[kind][1]}",
+        notes=[] if files else [f"no {text}: the result has no dictionary"],
+    )
+
+
+def _generating_task(folder: Path, config: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return options of the task; folders that older versions exported record the languages alone."""
+    task = dict(config.get("task") or {})
+    path = folder / "relpos_text.json"
+    if kind == "translation" and not task.get("source_lang") and path.is_file():
+        source, target = read_json(path)["languages"]
+        task |= {"source_lang": source, "target_lang": target}
+    limits = ("max_source_positions", "max_target_positions", "tokens_per_sample")
+    known = {name: config["values"][name] for name in limits if isinstance(config["values"].get(name), int)}
+    return {"_name": kind} | known | task
