@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import torch
 from omegaconf import OmegaConf
 
 from relpos_fairseq.conversion import layouts
-from relpos_fairseq.conversion.huggingface_import import FILES
+from relpos_fairseq.conversion.huggingface_ledger import kept_places
 from relpos_fairseq.conversion.layouts import ENCODER, State
-from relpos_fairseq.conversion.ledger import KEPT
 from relpos_fairseq.conversion.report import ConversionError, outputs_of
-from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, SourceModel
+from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, EncoderSource
 from relpos_fairseq.io.errors import unreadable
 from relpos_fairseq.models.building import build_fairseq_roberta, build_roberta
 from relpos_fairseq.patches.checkpoints import allow_checkpoint_types
@@ -47,9 +45,15 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         ConversionError: it is absent, truncated, or another kind of file.
     """
     checkpoint = read_file(path)
-    if not isinstance(checkpoint.get("model"), dict):
-        raise ConversionError(f"{path} is no fairseq checkpoint: it holds no model")
+    _model_of(checkpoint, path)
     return checkpoint
+
+
+def _model_of(checkpoint: dict[str, Any], path: Path) -> State:
+    state = checkpoint.get("model")
+    if not isinstance(state, dict):
+        raise ConversionError(f"{path} is no fairseq checkpoint: it holds no model")
+    return state
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -70,14 +74,14 @@ def read_file(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SourceModel:
+def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
     """Return a fairseq checkpoint in memory as a source: a relpos_roberta, or fairseq's RoBERTa of any release.
 
     Raises:
         ConversionError: another model, or options that contradict its tensors.
     """
+    state = _modern(_model_of(checkpoint, path))
     options = options_of(checkpoint, path)
-    state = _modern(checkpoint["model"])
     ours = layouts.VERSION in state
     if not ours and not any(key.startswith(f"{ENCODER}.layers.") for key in state):
         name = options.get("_name") or options.get("arch")
@@ -95,7 +99,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SourceModel:
         original, state = state, layouts.learned_from_fairseq(state)
         values["position_scheme"] = named_elsewhere("fairseq")["encoder_learned_pos"]
         values["max_positions"] = len(state[f"{ENCODER}.positions.shared.0.table"])
-    source = SourceModel(
+    source = EncoderSource(
         kind="relpos_roberta" if ours else "fairseq's roberta",
         path=path,
         state=state,
@@ -178,7 +182,7 @@ def _modern(state: State) -> State:
     return result
 
 
-def check(source: SourceModel) -> None:
+def check(source: EncoderSource) -> None:
     """Check that options and tensors belong together.
 
     Raises:
@@ -204,6 +208,4 @@ def check(source: SourceModel) -> None:
 
 def _kept_files(names: list[str], folder: Path) -> dict[str, Path]:
     """Return the files of a folder that a conversion kept there, of the places alone that it keeps files in."""
-    patterns = [re.compile(pattern) for verdict, _, pattern in FILES if verdict == KEPT]
-    known = (name for name in names if any(pattern.fullmatch(str(name)) for pattern in patterns))
-    return {name: folder / name for name in known if (folder / name).is_file()}
+    return {name: folder / name for name in kept_places(names) if (folder / name).is_file()}

@@ -9,7 +9,7 @@ from relpos_fairseq.conversion.checkpoints import check
 from relpos_fairseq.conversion.huggingface_import import labels_of
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError, outputs_of
-from relpos_fairseq.conversion.source import GeneratingSource, SourceModel
+from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource
 from relpos_fairseq.conversion.weight_files import read_json, read_weights
 from relpos_fairseq.conversion.writer import GeneratingModel, check_rows
 from relpos_fairseq.heads import HEAD, SPAN_HEAD
@@ -37,7 +37,7 @@ GENERATING_PREFIX = "model."
 TEXT_FOLDER = "text"
 
 
-def read_exported_roberta(folder: Path, config: dict[str, Any]) -> SourceModel:
+def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource:
     """Read a relpos_roberta from a folder of `relpos export transformers`.
 
     Raises:
@@ -45,7 +45,7 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> SourceModel:
     """
     state, values = _exported_state(folder), config["values"]
     text = folder / TEXT_FOLDER
-    source = SourceModel(
+    source = EncoderSource(
         kind=f"{ROBERTA_TYPE} of transformers",
         path=folder,
         state=state,

@@ -160,6 +160,7 @@ def import_weights(
         notes=model.notes,
         report=report,
         known=[row >= 0 for row in model.target.rows],
+        takes=("max_positions",),
     )
 
 

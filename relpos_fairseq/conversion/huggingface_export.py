@@ -22,24 +22,13 @@ from torch.nn.functional import cross_entropy
 from relpos_fairseq.config import OPTIONS
 from relpos_fairseq.conversion.algebra import convert
 from relpos_fairseq.conversion.closing_check import NotOpenedError, check_folder
-from relpos_fairseq.conversion.huggingface_import import (
-    ACTIVATIONS,
-    FAMILIES,
-    NEXT_SENTENCE,
-    POSITIONS,
-    SCHEMES,
-    TOKEN_TYPES,
-    Family,
-    classifier_names,
-    distances,
-    encoder_names,
-    head_names,
-    run_in_transformers,
-    span_names,
-)
+from relpos_fairseq.conversion.huggingface_folder import ACTIVATIONS, FAMILIES, SCHEMES, Family
+from relpos_fairseq.conversion.huggingface_import import EMBEDDING, LM_BIAS, LM_WEIGHT, SHOWN_BY
+from relpos_fairseq.conversion.in_transformers import run_in_transformers
 from relpos_fairseq.conversion.layouts import ENCODER, State
+from relpos_fairseq.conversion.names import NEXT_SENTENCE, Names, matching
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError, Outputs, Probe
-from relpos_fairseq.conversion.source import SourceModel, plan_of, separators_of
+from relpos_fairseq.conversion.source import EncoderSource, plan_of, separators_of
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint
 from relpos_fairseq.conversion.weight_files import import_safetensors
 from relpos_fairseq.heads import CLASSIFIER, MASKED_LM, MODEL, PRE_TRAINING, SPANS, Head, loss_of, problem_of
@@ -53,7 +42,7 @@ from relpos_fairseq.text.folders import SETTINGS
 
 
 def to_hf(
-    source: SourceModel, family_name: str, vocabulary: Vocabulary, head: str | None
+    source: EncoderSource, family_name: str, vocabulary: Vocabulary, head: str | None
 ) -> tuple[dict[str, Any], dict[str, Tensor], ConversionReport]:
     """Return config.json, tensors and a conversion report of a Hugging Face model that computes what `source` does.
 
@@ -69,29 +58,29 @@ def to_hf(
     family = FAMILIES[family_name]
     _check(source, family)
     scheme, state, report = _expressible(source)
-    values = source.values
-    weights: dict[str, Tensor] = {}
-    names = encoder_names(values["encoder_layers"])
-    for theirs, ours in names.items():
-        weights[family.prefix + theirs] = state.pop(ours)
-    key = family.prefix + "embeddings.word_embeddings.weight"
-    weights[key] = vocabulary.put(weights[key])
+    kind, kept = _take_head(source, state, family, head, report)
+    for name in (EMBEDDING, LM_WEIGHT, LM_BIAS):
+        if name in state:
+            state[name] = vocabulary.put(state[name])
     offset = vocabulary.rows[1] + 1 if family.padded else 0  # RoBERTa's first position is row pad_token_id + 1
-    length = _positions(scheme, state, values, family, weights, offset)
-    kind = _take_head(source, state, family, vocabulary, head, weights, report)
+    length = _positions(scheme, state, source.values, family, offset)
+    names = Names(family.rows | family.tables | family.classifier)
+    weights = {
+        family.whole(names.theirs(ours)): value for ours, value in state.items() if not ours.endswith("version")
+    } | kept
     config = _config(source, family, vocabulary) | {
         "architectures": [family.stem + kind.suffix],
         "position_embedding_type": scheme.elsewhere["transformers"],
         "max_position_embeddings": length,
-        "type_vocab_size": len(weights[family.prefix + TOKEN_TYPES]),
+        "type_vocab_size": len(state["token_types"]),
     }
     config |= source.named
     if kind is CLASSIFIER:
-        config |= _problem(source, len(weights[next(name for name in weights if name.endswith(OUTPUT[family.padded]))]))
+        config |= _problem(source, len(state[SHOWN_BY[kind.kind]]))
     return config, weights, report
 
 
-def _check(source: SourceModel, family: Family) -> None:
+def _check(source: EncoderSource, family: Family) -> None:
     """Raise an error if a relpos_roberta has a part that Hugging Face's family lacks.
 
     Raises:
@@ -114,7 +103,7 @@ def _check(source: SourceModel, family: Family) -> None:
             raise ConversionError(f"Hugging Face's {family.name} cannot express {what}")
 
 
-def _expressible(source: SourceModel) -> tuple[type[PositionScheme], State, ConversionReport]:
+def _expressible(source: EncoderSource) -> tuple[type[PositionScheme], State, ConversionReport]:
     """Convert `source` to the first of Hugging Face's schemes (`SCHEMES`) that expresses it without loss.
 
     Returns:
@@ -140,85 +129,69 @@ def _expressible(source: SourceModel) -> tuple[type[PositionScheme], State, Conv
     raise ConversionError(f"Hugging Face's BERT and RoBERTa have {kinds} alone: {'; '.join(reasons)}")
 
 
-def _positions(
-    scheme: type[PositionScheme],
-    state: State,
-    values: dict[str, Any],
-    family: Family,
-    weights: dict[str, Tensor],
-    offset: int,
-) -> int:
-    """Move the tables of positions and token types from `state` to `weights`; return max_position_embeddings.
+def _positions(scheme: type[PositionScheme], state: State, values: dict[str, Any], family: Family, offset: int) -> int:
+    """Make Hugging Face's tables of positions and token types in `state`; return max_position_embeddings.
 
     A table of absolute positions gets `offset` rows of zeros before its first.
     """
-    prefix, layers = family.prefix, values["encoder_layers"]
-    embedding = weights[f"{prefix}embeddings.word_embeddings.weight"]
-    shared = f"{ENCODER}.positions.shared"
-    length = int(values["max_positions"])
-    (name,) = scheme.tables
+    shared, (name,) = f"{ENCODER}.positions.shared", scheme.tables
+    length, width = int(values["max_positions"]), state[EMBEDDING].size(1)
     if scheme.has_position_table():
         table = state.pop(f"{shared}.0.{name}")
         length += offset
-        rows = torch.cat([table.new_zeros(offset, table.size(1)), table])
-        weights[prefix + POSITIONS] = rows
+        state["positions"] = torch.cat([table.new_zeros(offset, width), table])
     else:
-        for layer in range(layers):
+        for layer in range(values["encoder_layers"]):
             table = state.pop(f"{ENCODER}.layers.{layer}.self_attn.position.0.{name}")
-            weights[prefix + distances(layer)] = table[0].flip(0).contiguous()
-        weights[prefix + POSITIONS] = embedding.new_zeros(length, embedding.size(1))
+            state[f"distances.{layer}"] = table[0].flip(0).contiguous()
+        state["positions"] = state[EMBEDDING].new_zeros(length, width)
     types = state.pop(f"{shared}.{int(scheme.has_position_table())}.table", None)
     if types is None:
-        types = embedding.new_zeros(2 if family.name == "bert" else 1, embedding.size(1))
+        types = state[EMBEDDING].new_zeros(2 if family.name == "bert" else 1, width)
     elif family.name != "bert" and bool((types == types[:1]).all()):
         types = types[:1].clone()
-    weights[prefix + TOKEN_TYPES] = types
+    state["token_types"] = types
     return length
 
 
-OUTPUT = ("classifier.weight", "classifier.out_proj.weight")  # of BERT's and of RoBERTa's classifiers
-
-
 def _take_head(
-    source: SourceModel,
-    state: State,
-    family: Family,
-    vocabulary: Vocabulary,
-    head: str | None,
-    weights: dict[str, Tensor],
-    report: ConversionReport,
-) -> Head:
-    """Copy one head from `state` to `weights`, and what the source keeps for it; return its kind.
+    source: EncoderSource, state: State, family: Family, head: str | None, report: ConversionReport
+) -> tuple[Head, dict[str, Tensor]]:
+    """Leave one head in `state`, under the name that the library's has here.
 
     Without a name of a head, this is the masked LM head, or what the source was before it was converted.
+
+    Returns:
+        The kind of the head, and tensors by the library's names that the source keeps for it.
 
     Raises:
         ConversionError: the model has no head of that name.
     """
-    heads = sorted({key.split(".")[1] for key in state if key.split(".")[0].endswith("_heads")})
+    kinds = {"classification_heads": CLASSIFIER, "span_heads": SPANS}
+    found = {name.split(".")[1]: name.split(".")[0] for name in state if name.split(".")[0] in kinds}
+    if head is not None and head not in found:
+        raise ConversionError(f"--head {head}: the model has {', '.join(found) or 'no head but the masked LM'}")
+    taken = {name: state.pop(name) for name in list(state) if name.split(".")[0] in kinds}
     same = source.family in FAMILIES and FAMILIES[source.family].prefix == family.prefix
-    kept = source.kept if same else {}
+    kept = {name: value.clone() for name, value in source.kept.items()} if same else {}
     if head is None:
-        weights |= {name: value.clone() for name, value in kept.items()}
-        for left in heads:
+        for left in sorted(found):
             report.step(f"head {left} left out (--head {left} exports it)")
-        if same and source.head == MODEL.suffix:
-            return MODEL
-        for theirs, ours in head_names(family).items():
-            value = state[ours]
-            by_row = ours in ("encoder.lm_head.weight", "encoder.lm_head.bias")
-            weights[theirs] = vocabulary.put(value) if by_row else value
-        return PRE_TRAINING if kept.keys() >= set(NEXT_SENTENCE) else MASKED_LM
-    if head not in heads:
-        raise ConversionError(f"--head {head}: the model has {', '.join(heads) or 'no head but the masked LM'}")
+        if not (same and source.head == MODEL.suffix):
+            return PRE_TRAINING if any(matching(name, [NEXT_SENTENCE]) for name in kept) else MASKED_LM, kept
+    for name in [name for name in state if name.startswith("encoder.lm_head.")]:
+        del state[name]
+    if head is None:
+        return MODEL, kept
     report.step("the masked LM head is left out")
-    spans = f"span_heads.{head}.out_proj.weight" in state
-    for theirs, ours in (span_names(head) if spans else classifier_names(family, head)).items():
-        weights[theirs] = state[ours]
-    return SPANS if spans else CLASSIFIER
+    kind = kinds[found[head]]
+    ours = SHOWN_BY[kind.kind].removesuffix("out_proj.weight")
+    mine = f"{found[head]}.{head}."
+    state |= {ours + name.removeprefix(mine): value for name, value in taken.items() if name.startswith(mine)}
+    return kind, {}
 
 
-def _problem(source: SourceModel, classes: int) -> dict[str, Any]:
+def _problem(source: EncoderSource, classes: int) -> dict[str, Any]:
     """Return what config.json says of a classifier with so many outputs: its problem, and the names of its classes."""
     problem = source.problem_of(classes)
     if source.named.get("id2label"):
@@ -231,7 +204,7 @@ def _problem(source: SourceModel, classes: int) -> dict[str, Any]:
     }
 
 
-def _config(source: SourceModel, family: Family, vocabulary: Vocabulary) -> dict[str, Any]:
+def _config(source: EncoderSource, family: Family, vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the entries of config.json that depend neither on the head nor on positions."""
     values = source.values
     theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
@@ -269,7 +242,7 @@ def save_hf(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) ->
     (folder / "config.json").write_text(text, encoding="utf-8")
 
 
-def export_order(source: SourceModel) -> Vocabulary:
+def export_order(source: EncoderSource) -> Vocabulary:
     """Return the order that the embedding's rows get in the Hugging Face model of a relpos_roberta.
 
     A model that was converted to relpos_roberta gets back the order that it had before; for others see
@@ -280,13 +253,13 @@ def export_order(source: SourceModel) -> Vocabulary:
 
 
 def outputs_of_folder(
-    folder: Path, family: Family, weights: dict[str, Tensor], source: SourceModel, vocabulary: Vocabulary, probe: Probe
+    folder: Path, kind: Head, weights: dict[str, Tensor], source: EncoderSource, vocabulary: Vocabulary, probe: Probe
 ) -> tuple[Outputs, Outputs]:
     """Run a relpos_roberta and the Hugging Face model exported from it on one input; return the outputs of both.
 
     Args:
         folder: the folder of the Hugging Face model.
-        family: its family.
+        kind: its head.
         weights: its tensors.
         source: the relpos_roberta.
         vocabulary: the Hugging Face model's id of each row of fairseq's dictionary.
@@ -301,9 +274,11 @@ def outputs_of_folder(
     """
     rows = torch.tensor(vocabulary.rows)
     types = probe.segments
-    if types is None or len(weights[family.prefix + TOKEN_TYPES]) == 1:
+    single = any(len(value) == 1 for name, value in weights.items() if "token_type_embeddings" in name)
+    if types is None or single:
         types = torch.zeros_like(probe.tokens)
-    after = run_in_transformers(folder, family, weights, rows[probe.tokens], ~probe.real, types)
+    bias = next((value for name, value in weights.items() if name in ("cls.predictions.bias", "lm_head.bias")), None)
+    after = run_in_transformers(folder, [kind.kind], bias, rows[probe.tokens], ~probe.real, types)
     before = source.outputs(probe.tokens, probe.segments)
     if "logits" in after:
         before["logits"] = before["logits"][..., rows >= 0]
@@ -322,7 +297,7 @@ def _same_names(after: dict, before: dict) -> dict:
 
 def check_written(
     folder: Path,
-    source: SourceModel,
+    source: EncoderSource,
     head: Head,
     config: dict[str, Any],
     numbers: list[int],
@@ -384,7 +359,7 @@ def check_written(
         raise ConversionError(f"the folder is not written: {error}") from None
 
 
-def _with_head(source: SourceModel, head: Head, chosen: str | None) -> Callable[[Tensor, Tensor | None], Outputs]:
+def _with_head(source: EncoderSource, head: Head, chosen: str | None) -> Callable[[Tensor, Tensor | None], Outputs]:
     """Return what runs a relpos_roberta with a head on rows and segments, the latter as far as it reads them."""
     reads = source.plan.segment_encoding != "none"
 

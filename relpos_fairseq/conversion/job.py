@@ -1,35 +1,28 @@
 """Convert a file or folder to a new one: read, convert, compare, write.
 
-read (a reader per library) -> SourceModel or GeneratingSource
--> algebra.convert (encoders; models that generate are imported as they are)
--> compare outputs with the source's own library -> write a checkpoint or a Hugging Face folder
+read (`reading`) -> EncoderSource or GeneratingSource
+-> algebra.convert (encoders; models that generate are imported as they are) -> a Result
+-> Result.write: compare its outputs with those of the source's own library, and write it
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from relpos_fairseq.conversion.algebra import convert, match_members
-from relpos_fairseq.conversion.checkpoints import from_checkpoint, read_checkpoint, read_file
-from relpos_fairseq.conversion.exported import (
-    GENERATING_TYPES,
-    ROBERTA_TYPE,
-    read_exported_generating,
-    read_exported_roberta,
-)
 from relpos_fairseq.conversion.huggingface_export import check_written, export_order, outputs_of_folder, save_hf, to_hf
-from relpos_fairseq.conversion.huggingface_import import FAMILIES, read_huggingface, transformers_release
+from relpos_fairseq.conversion.huggingface_folder import FAMILIES
+from relpos_fairseq.conversion.in_transformers import transformers_release
 from relpos_fairseq.conversion.layouts import places
-from relpos_fairseq.conversion.marian import MARIAN, read_marian
-from relpos_fairseq.conversion.opennmt import is_opennmt, read_opennmt
+from relpos_fairseq.conversion.reading import read
 from relpos_fairseq.conversion.report import (
     SHORTEST,
     ConversionError,
@@ -41,19 +34,16 @@ from relpos_fairseq.conversion.report import (
     compare_and_log,
     outputs_of,
 )
-from relpos_fairseq.conversion.source import GeneratingSource, SourceModel, plan_of, target_values
-from relpos_fairseq.conversion.transformer_xl_original import is_original_xl, read_original_xl
-from relpos_fairseq.conversion.weight_files import read_json
+from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource, Source, plan_of, target_values
+from relpos_fairseq.conversion.vocabulary import Vocabulary
 from relpos_fairseq.conversion.writer import checkpoint_of, write_checkpoint, write_texts
 from relpos_fairseq.heads import MASKED_LM, head_of
 from relpos_fairseq.io.files import atomic_folder, atomic_path
 from relpos_fairseq.models.building import build_roberta, run_generating
-from relpos_fairseq.text.assets import asset_files_of, find_assets, label_names, text_folders
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
 HUGGING_FACE = ("hf-bert", "hf-roberta")
 LENGTH = 1024  # positions of a translation model that sets none
-Writer = Callable[[Path], None]
 
 
 @dataclass(frozen=True)
@@ -107,20 +97,26 @@ def convert_on_disk(job: Job, path: Path, out: Path, data: Path | None = None) -
     if job.to in HUGGING_FACE and out.suffix == ".pt":
         raise ConversionError(f"--to {job.to} writes a folder: --out {out} must not end in .pt")
     with _quiet():
-        source = read_generating(job, path, data) or read_encoder(path, data)
+        source = read(path, data, job.length)
         print(
             f"source    {source.kind}: {source.path}", *(f"note      {n}" for n in source.notes), sep="\n", flush=True
         )
-        if isinstance(source, GeneratingSource):
-            write = keep_scheme(job, source, print)
-        elif job.to in HUGGING_FACE:
-            write = to_huggingface(job, source, print)
-        else:
-            write = to_relpos(job, source, print)
+        result = convert_source(job, source, print)
         whole = atomic_path if out.suffix == ".pt" else atomic_folder
         with whole(out) as making:
-            write(making)
+            result.write(making, print)
         print(f"wrote {out}")
+
+
+def convert_source(job: Job, source: Source, log: Log = print) -> Result:
+    """Convert a model that was read; return what is compared with it and written.
+
+    Raises:
+        ValueError: it cannot be converted so.
+    """
+    if isinstance(source, GeneratingSource):
+        return keep_scheme(job, source)
+    return to_huggingface(job, source, log) if job.to in HUGGING_FACE else to_relpos(job, source)
 
 
 @contextlib.contextmanager
@@ -148,33 +144,6 @@ def check_destination(out: Path, source: Path) -> None:
         raise ConversionError(f"--out {out} exists: remove it, or name another place")
 
 
-def read_generating(job: Job, path: Path, data: Path | None) -> GeneratingSource | None:
-    """Read a model that generates, in whichever library's format; None if `path` holds another kind of model.
-
-    Raises:
-        ConversionError: it cannot be converted, or an option has no meaning for it.
-    """
-    if path.is_dir():
-        config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
-        if config.get("model_type") in GENERATING_TYPES:
-            _check_same(job)
-            return read_exported_generating(path, config)
-        if config.get("model_type") == MARIAN:
-            _check_same(job, "max_positions")
-            return read_marian(path, config, job.length)
-    elif is_original_xl(path):
-        if job.to != "same" or job.beyond():
-            raise ConversionError(
-                f"{path} is a released Transformer-XL, which becomes the same model here: give --to "
-                f"same and no other option; --finetune-from-model converts the result further"
-            )
-        return read_original_xl(path, data)
-    elif path.is_file() and is_opennmt(checkpoint := read_file(path)):
-        _check_same(job, "max_positions")
-        return read_opennmt(path, checkpoint, job.length or LENGTH)
-    return None
-
-
 def _check_same(job: Job, *allowed: str) -> None:
     """Raise an error for options that would have no effect on a translation or language model.
 
@@ -192,64 +161,108 @@ def _check_same(job: Job, *allowed: str) -> None:
         raise ConversionError(f"--{wrong[0].split()[0].removeprefix('max-')} says nothing here: leave it out")
 
 
-def read_source(path: Path) -> SourceModel:
-    """Read a BERT or RoBERTa: a checkpoint of fairseq's or ours, or a Hugging Face folder.
+@dataclass
+class Result:
+    """A converted model that is not written yet.
+
+    Args:
+        source: what it was converted from.
+        report: of the conversion.
+        probe: the input on which both are run.
+        run: returns the outputs of the source and of the result, whose folder is given.
+    """
+
+    source: Source
+    report: ConversionReport
+    probe: Probe
+    run: Callable[[Path], tuple[Outputs, Outputs]]
+
+    def write(self, place: Path, log: Log) -> None:
+        """Compare the result with the source, log what was found, and write it as a file or into a folder.
+
+        Raises:
+            ConversionError: outputs differ though the rules lose nothing, or what was written differs.
+        """
+        if ledger := self.source.ledger:
+            self.report.dropped = ledger.lost
+            for line in ledger.lines():
+                log(line)
+        self.begin(place)
+        differences = compare_and_log(self.report, lambda: self.run(place), self.probe, log)
+        self.finish(place, differences, log)
+
+    def begin(self, place: Path) -> None:
+        """Write what the comparison needs; nothing, where models are compared in memory."""
+
+    def finish(self, place: Path, differences: dict[str, float], log: Log) -> None:
+        """Write the rest."""
+        raise NotImplementedError
+
+
+@dataclass
+class CheckpointResult(Result):
+    """A checkpoint of fairseq with its text.
+
+    Args:
+        checkpoint: what is saved; `conversion` in it records the conversion.
+        files: files to copy, by their places in the folder.
+        texts: contents of further files.
+    """
+
+    checkpoint: dict[str, Any]
+    files: dict[str, Path] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def finish(self, place: Path, differences: dict[str, float], log: Log) -> None:
+        source, report, about = self.source, self.report, self.checkpoint["conversion"]
+        about |= {"source": f"{source.kind}: {source.path.name}", "report": report.lines(), "differences": differences}
+        about["compared"] = report.compared or f"no: {report.not_compared}"
+        about |= {"ledger": source.ledger.record()} if source.ledger else {}
+        write_checkpoint(place, self.checkpoint, about, self.files, self.texts)
+
+
+@dataclass
+class FolderResult(Result):
+    """A folder of Hugging Face's BERT or RoBERTa.
+
+    Args:
+        config: its config.json.
+        weights: its tensors.
+        vocabulary: its order of rows, and its tokenizer.
+        head: our name of its head; None: the masked LM's.
+    """
+
+    config: dict[str, Any]
+    weights: dict[str, Tensor]
+    vocabulary: Vocabulary
+    head: str | None = None
+
+    def begin(self, place: Path) -> None:
+        save_hf(place, self.config, self.weights)
+        write_texts(place, {f.name: f for f in self.vocabulary.files} | self.source.kept_files, self.vocabulary.made)
+
+    def finish(self, place: Path, differences: dict[str, float], log: Log) -> None:
+        kind = head_of(self.config, str(place)) or MASKED_LM
+        longest = int(self.source.values["max_positions"])
+        rows = self.vocabulary.rows
+        log(f"closing   {check_written(place, self.source, kind, self.config, rows, longest, self.head)}")
+
+
+def keep_scheme(job: Job, source: GeneratingSource) -> CheckpointResult:
+    """Return the result of a model that generates, which has been imported as it is.
 
     Raises:
-        ConversionError: it is absent, truncated, or no model that is converted here.
+        ConversionError: an option has no meaning for it.
     """
-    if path.is_dir():
-        if (path / "config.json").is_file():
-            config = read_json(path / "config.json")
-            exported = config.get("model_type") == ROBERTA_TYPE
-            return read_exported_roberta(path, config) if exported else read_huggingface(path)
-        files = sorted(path.glob("*.pt"))
-        if len(files) != 1:
-            raise ConversionError(
-                f"{path} has no config.json of a Hugging Face model, and {len(files)} .pt files: "
-                f"give the checkpoint itself"
-            )
-        path = files[0]
-    return from_checkpoint(read_checkpoint(path), path)
-
-
-def read_encoder(path: Path, data: Path | None) -> SourceModel:
-    """Read a BERT or RoBERTa, with dictionary and tokenizer from `data`, or from `text/` beside it.
-
-    Raises:
-        ConversionError: as `read_source`, or `data` holds neither.
-    """
-    source = read_source(path)
-    if data is not None:
-        if source.vocabulary is not None:
-            raise ConversionError(f"--data {data}: a Hugging Face folder has its own vocabulary")
-        source.files = asset_files_of(data)
-        if not source.files:
-            raise ConversionError(f"--data {data} holds neither dict.txt nor a tokenizer")
-    elif source.path.is_file() and text_folders(source.path.parent):
-        data = find_assets(source.path, None)
-        source.files = asset_files_of(data)
-    name = f"classification_heads.{source.task.get('classification_head_name')}.out_proj.weight"
-    if not source.labels and name in source.state and not source.task.get("regression_target"):
-        source.labels = label_names(data or source.path.parent, len(source.state[name]))
-    return source
-
-
-def keep_scheme(job: Job, source: GeneratingSource, log: Log) -> Writer:
-    """Compare an imported model that generates with its source; return what writes it.
-
-    Raises:
-        ConversionError: outputs differ.
-    """
+    _check_same(job, *source.takes)
     model, report = source.model, source.report
-    about = {"source": f"{source.kind}: {source.path.name}", "done": report.steps}
-    checkpoint = model.checkpoint(about)
+    checkpoint = model.checkpoint({})
     limits = (model.values.get(f"max_{side}_positions") for side in ("source", "target"))
     longest = min([n for n in limits if isinstance(n, int)], default=LENGTH)
     pair = PairProbe.draw(model.rows, longest, job.seed)
     known = slice(None) if source.known is None else torch.tensor(source.known)
 
-    def run() -> tuple[Outputs, Outputs]:
+    def run(_: Path) -> tuple[Outputs, Outputs]:
         values = {name: v for name, v in checkpoint["cfg"]["model"].items() if name != "_name"}
         before = source.logits(pair)
         after = run_generating(model.kind, values, model.rows, checkpoint["model"], pair.source, pair.target)
@@ -257,16 +270,11 @@ def keep_scheme(job: Job, source: GeneratingSource, log: Log) -> Writer:
 
     report.source = report.target = model.describe()
     report.compared = source.library
-    about["differences"] = compare_and_log(report, run, Probe(pair.target, None), log)
-    about["difference"] = about["differences"].get("logits")
-    about["compared"] = report.compared or f"no: {report.not_compared}"
-    return functools.partial(
-        write_checkpoint, checkpoint=checkpoint, about=about, files=model.files, texts=source.texts
-    )
+    return CheckpointResult(source, report, Probe(pair.target, None), run, checkpoint, model.files, source.texts)
 
 
-def to_relpos(job: Job, source: SourceModel, log: Log) -> Writer:
-    """Convert a BERT or RoBERTa to a relpos_roberta; return what writes it.
+def to_relpos(job: Job, source: EncoderSource) -> CheckpointResult:
+    """Convert a BERT or RoBERTa to a relpos_roberta.
 
     Raises:
         ValueError: it cannot be converted so.
@@ -281,44 +289,41 @@ def to_relpos(job: Job, source: SourceModel, log: Log) -> Writer:
     )
     probe = _probe(job, source, values)
 
-    def run() -> tuple[Outputs, Outputs]:
+    def run(_: Path) -> tuple[Outputs, Outputs]:
         before = source.outputs(probe.tokens, probe.segments)
         return before, outputs_of(build_roberta(values, done.state), probe.tokens, probe.segments)
 
     done.report.compared = source.library
-    _enter(source, done.report, log)
-    differences = compare_and_log(done.report, run, probe, log)
-    about = _about(source, done.report, differences)
-    if source.vocabulary is not None:
-        about["rows"] = source.vocabulary.rows
-    return _checkpoint_writer(source, checkpoint_of(values, done.state, about, _task(source)), about)
+    carried = any(file.name != DICTIONARY for file in source.files)  # its tokenizer will lie beside it
+    task = {n: v for n, v in source.task.items() if not (carried and n == "tokenizer_folder")}
+    checkpoint = checkpoint_of(values, done.state, _way_back(source), task)
+    return CheckpointResult(source, done.report, probe, run, checkpoint, *_text(source, checkpoint["cfg"]["task"]))
 
 
-def _enter(source: SourceModel, report: ConversionReport, log: Log) -> None:
-    """Log a source's ledger, and tell the report what is lost by it."""
-    if source.ledger is not None:
-        report.dropped = source.ledger.lost
-        for line in source.ledger.lines():
-            log(line)
+def _way_back(source: EncoderSource) -> dict[str, Any]:
+    """Return what a checkpoint records of a folder that it was, for `--to hf-*`."""
+    known = {
+        **{"kept_files": sorted(source.kept_files), "labels": source.labels, "problem_type": source.problem},
+        **{"head": source.head, "kept": source.kept, "family": source.family, "named": source.named},
+        "rows": source.vocabulary and source.vocabulary.rows,
+    }
+    return {name: value for name, value in known.items() if value}
 
 
-def _about(source: SourceModel, report: ConversionReport, differences: dict[str, float]) -> dict[str, Any]:
-    """Return what a converted checkpoint and conversion.json record of the conversion."""
-    about = {"source": f"{source.kind}: {source.path.name}", "report": report.lines(), "differences": differences}
-    more: dict[str, Any] = {"kept_files": sorted(source.kept_files)}
-    more |= {"ledger": source.ledger.record()} if source.ledger else {}
-    more |= {"labels": source.labels, "problem_type": source.problem, "head": source.head, "kept": source.kept}
-    more |= {"family": source.family, "named": source.named}
-    return about | {name: value for name, value in more.items() if value}
+def _text(source: EncoderSource, task: dict[str, Any]) -> tuple[dict[str, Path], dict[str, str]]:
+    """Return the files and further texts beside a RoBERTa's checkpoint: dictionaries, tokenizer, what is kept."""
+    files = {file.name: file for file in source.files} | source.kept_files
+    texts = {} if source.vocabulary is None else source.vocabulary.made | {DICTIONARY: source.vocabulary.dictionary()}
+    if task["_name"] == "sentence_prediction":  # whose dictionaries have folders of their own
+        for part in (files, texts):
+            part |= {f"input0/{DICTIONARY}": part[DICTIONARY]} if DICTIONARY in part else {}
+        if not task["regression_target"]:
+            names = source.labels or [f"LABEL_{n}" for n in range(task["num_classes"])]
+            texts[f"label/{DICTIONARY}"] = "".join(f"{name} 1\n" for name in names)
+    return files, texts
 
 
-def _task(source: SourceModel) -> dict[str, Any]:
-    """Return the source's task options for the result, beside which its tokenizer will lie."""
-    carried = any(file.name != DICTIONARY for file in source.files)
-    return {n: v for n, v in source.task.items() if not (carried and n == "tokenizer_folder")}
-
-
-def _check_used(job: Job, source: SourceModel, values: dict[str, Any]) -> None:
+def _check_used(job: Job, source: EncoderSource, values: dict[str, Any]) -> None:
     """Raise an error for options that would have no effect.
 
     Raises:
@@ -339,7 +344,7 @@ def _check_used(job: Job, source: SourceModel, values: dict[str, Any]) -> None:
         raise ConversionError("--init own: no table is new: leave it out")
 
 
-def _probe(job: Job, source: SourceModel, values: dict[str, Any]) -> Probe:
+def _probe(job: Job, source: EncoderSource, values: dict[str, Any]) -> Probe:
     """Draw random input that source and result can both read."""
     longest = min(int(source.values["max_positions"]), int(values["max_positions"]))
     segments = source.plan.segment_encoding != "none" and source.plan.num_segments > 1
@@ -349,22 +354,8 @@ def _probe(job: Job, source: SourceModel, values: dict[str, Any]) -> Probe:
     return Probe.draw(rows, longest, segments, job.seed)
 
 
-def _checkpoint_writer(source: SourceModel, checkpoint: dict[str, Any], about: dict[str, Any]) -> Writer:
-    """Return what writes a RoBERTa's checkpoint with its dictionaries and tokenizer."""
-    files = {file.name: file for file in source.files} | source.kept_files
-    texts = {} if source.vocabulary is None else source.vocabulary.made | {"dict.txt": source.vocabulary.dictionary()}
-    options = checkpoint["cfg"]["task"]
-    if options["_name"] == "sentence_prediction":  # whose dictionaries have folders of their own
-        for part in (files, texts):
-            part |= {"input0/dict.txt": part["dict.txt"]} if "dict.txt" in part else {}
-        if not options["regression_target"]:
-            names = source.labels or [f"LABEL_{n}" for n in range(options["num_classes"])]
-            texts["label/dict.txt"] = "".join(f"{name} 1\n" for name in names)
-    return functools.partial(write_checkpoint, checkpoint=checkpoint, about=about, files=files, texts=texts)
-
-
-def to_huggingface(job: Job, source: SourceModel, log: Log) -> Writer:
-    """Convert a relpos_roberta to a folder of Hugging Face's BERT or RoBERTa; return what writes it and compares.
+def to_huggingface(job: Job, source: EncoderSource, log: Log) -> FolderResult:
+    """Convert a relpos_roberta to a folder of Hugging Face's BERT or RoBERTa.
 
     Raises:
         ValueError: the architecture cannot express the model, or options of ours are given.
@@ -373,22 +364,15 @@ def to_huggingface(job: Job, source: SourceModel, log: Log) -> Writer:
         raise ConversionError(f"{source.path} is a Hugging Face folder already: give --to a scheme")
     if wrong := [option for option in job.beyond() if option != "head"]:
         raise ConversionError(f"--{wrong[0]}: convert to a scheme first, then --to {job.to}")
-    family = FAMILIES[job.to.removeprefix("hf-")]
     vocabulary = export_order(source)
     if not vocabulary.made:
         log(f"note      no tokenizer beside {source.path}: the folder gets none; --data names a folder that has it")
-    named = {file.name: file for file in vocabulary.files}
-    config, weights, report = to_hf(source, family.name, vocabulary, job.head)
+    config, weights, report = to_hf(source, FAMILIES[job.to.removeprefix("hf-")].name, vocabulary, job.head)
+    report.compared = transformers_release()
     probe = _probe(job, source, source.values)
+    kind = head_of(config, str(source.path)) or MASKED_LM
 
-    def write(folder: Path) -> None:
-        save_hf(folder, config, weights)
-        write_texts(folder, named | source.kept_files, vocabulary.made)
-        report.compared = transformers_release()
-        run = functools.partial(outputs_of_folder, folder, family, weights, source, vocabulary, probe)
-        compare_and_log(report, run, probe, log)
-        head = head_of(config, str(folder)) or MASKED_LM
-        longest = int(source.values["max_positions"])
-        log(f"closing   {check_written(folder, source, head, config, vocabulary.rows, longest, job.head)}")
+    def run(folder: Path) -> tuple[Outputs, Outputs]:
+        return outputs_of_folder(folder, kind, weights, source, vocabulary, probe)
 
-    return write
+    return FolderResult(source, report, probe, run, config, weights, vocabulary, job.head)

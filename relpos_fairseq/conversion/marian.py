@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.external_model import ACTIVATIONS, Architecture, ExternalModel, import_weights
-from relpos_fairseq.conversion.huggingface_import import load_in_transformers, transformers_release
+from relpos_fairseq.conversion.in_transformers import load_in_transformers, transformers_release
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import PADDING, ConversionError, PairProbe
 from relpos_fairseq.conversion.source import GeneratingSource

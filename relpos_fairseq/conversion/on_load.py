@@ -21,7 +21,7 @@ from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.conversion import ConversionError, NotExactError, convert, layouts
 from relpos_fairseq.conversion.layouts import ENCODER
 from relpos_fairseq.conversion.report import ConversionReport
-from relpos_fairseq.conversion.source import SourceModel
+from relpos_fairseq.conversion.source import EncoderSource
 from relpos_fairseq.placement import Placement, PositionPlan, decode_text
 from relpos_fairseq.scheme import AttentionShape, PositionMismatchError
 
@@ -167,7 +167,7 @@ def _plan_of_side(
     return resolve(PositionConfig(**given), shape, kind, side=side, sides=sides if both else ())
 
 
-def _check(source: SourceModel, model: RelPosRobertaModel, path: str) -> None:
+def _check(source: EncoderSource, model: RelPosRobertaModel, path: str) -> None:
     """Check that a checkpoint's sizes and options agree with the model's.
 
     Raises:

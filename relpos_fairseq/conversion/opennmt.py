@@ -23,6 +23,7 @@ from relpos_fairseq.conversion.source import GeneratingSource
 from relpos_fairseq.conversion.vocabulary import order_words
 from relpos_fairseq.conversion.weight_files import import_safetensors
 
+LENGTH = 1024  # positions, where nobody says
 SPECIAL = {"<s>": "<s>", "<pad>": "<blank>", "</s>": "</s>", "<unk>": "<unk>"}
 ATTENTION = {"query": "q", "keys": "k", "values": "v"}
 EMBEDDING = "embeddings.make_embedding.emb_luts.0.weight"
@@ -49,8 +50,8 @@ def is_opennmt(checkpoint: dict[str, Any]) -> bool:
     return "vocab" in checkpoint and "opt" in checkpoint
 
 
-def read_opennmt(path: Path, checkpoint: dict[str, Any], length: int) -> GeneratingSource:
-    """Read a checkpoint, whose tensors may lie beside it in FILE.safetensors.
+def read_opennmt(path: Path, checkpoint: dict[str, Any], length: int | None) -> GeneratingSource:
+    """Read a checkpoint, whose tensors may lie beside it in FILE.safetensors, with `length` positions; None: LENGTH.
 
     Raises:
         ConversionError: another architecture, or a part that fairseq's layers cannot express.
@@ -62,6 +63,7 @@ def read_opennmt(path: Path, checkpoint: dict[str, Any], length: int) -> Generat
                 f"{path}: --{name} {options[name]} of OpenNMT-py has no counterpart in "
                 f"relpos_transformer, only {' and '.join(map(str, values))}"
             )
+    length = length or LENGTH
     reach = int(options.get("max_relative_positions", 0))
     if reach < 0:
         raise ConversionError(

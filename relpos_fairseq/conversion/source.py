@@ -1,9 +1,9 @@
-"""Describe an encoder to be converted, from any library, and resolve its position schemes and those of the result."""
+"""Describe a model to be converted, of any library, and resolve its position schemes and those of the result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,17 +40,34 @@ _KEPT = ("segment_encoding", "segment_share", "num_segments", "attention_backend
 
 
 @dataclass
-class SourceModel:
-    """A BERT or RoBERTa to convert, as every library's reader returns it.
+class Source:
+    """A model to convert, as every library's reader returns it.
 
     Args:
-        kind: `relpos_roberta`, `fairseq's roberta`, or a family of Hugging Face's library.
+        kind: whose model it is, in words.
         path: the file or folder.
+        notes: assumptions and omissions that the user should know.
+        library: the program that computes the source's own outputs, in words.
+        ledger: what became of everything that it holds; None: not recorded.
+    """
+
+    kind: str
+    path: Path
+    _: KW_ONLY
+    notes: list[str] = field(default_factory=list)
+    library: str = ""
+    ledger: Ledger | None = None
+
+
+@dataclass
+class EncoderSource(Source):
+    """A BERT or RoBERTa to convert.
+
+    Args:
         state: its tensors under the names of `relpos_roberta`.
         values: values of RelPosRobertaConfig.
         vocabulary: its rows in fairseq's order, for a Hugging Face folder.
         files: dict.txt and the tokenizer's files, as far as they lie beside it.
-        notes: assumptions and omissions that the user should know.
         task: options of the task that it was trained on, `_name` among them; empty: not known, or
             what its heads are for.
         labels: names of a classifier's classes, in their order; empty: not known.
@@ -59,21 +76,16 @@ class SourceModel:
         kept: tensors that no model here reads, by their names in transformers, for the way back.
         family: transformers' model_type of the folder that it was; empty: it was none.
         named: what that folder's config.json says of the names of classes (`id2label`, `label2id`).
-        ledger: what became of everything that it holds; None: not recorded.
         kept_files: files that no model here reads, by their places in its folder.
         source_rows: for a converted checkpoint, the numbers that its rows had before.
-        library: the program that `outputs` runs, in words.
         outputs: runs the source in its own library, on (tokens, segments) in fairseq's order of
             rows; returns outputs by name, or raises NotComparedError where the library cannot.
     """
 
-    kind: str
-    path: Path
     state: State
     values: dict[str, Any]
     vocabulary: Vocabulary | None = None
     files: list[Path] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     task: dict[str, Any] = field(default_factory=dict)
     labels: list[str] = field(default_factory=list)
     problem: str | None = None
@@ -81,10 +93,8 @@ class SourceModel:
     kept: dict[str, Tensor] = field(default_factory=dict)
     family: str = ""
     named: dict[str, Any] = field(default_factory=dict)
-    ledger: Ledger | None = None
     kept_files: dict[str, Path] = field(default_factory=dict)
     source_rows: list[int] | None = None
-    library: str = ""
     outputs: Callable[[Tensor, Tensor | None], Outputs] | None = None
 
     def problem_of(self, classes: int) -> str | None:
@@ -102,31 +112,25 @@ class SourceModel:
 
 
 @dataclass
-class GeneratingSource:
+class GeneratingSource(Source):
     """A translation or language model to convert, already imported as one of relpos's models.
 
     Args:
-        kind: whose model it is, in words.
-        path: the file or folder.
         model: the same model as a `relpos_transformer`, `relpos_transformer_lm` or `relpos_transformer_xl`.
-        texts: dictionaries of the result, by file name.
-        notes: assumptions and omissions that the user should know.
-        report: what the import did.
-        library: the program that `logits` runs, in words.
         logits: runs the source in its own library on sentence pairs in fairseq's order of rows;
             returns (B, T, V) in the same order, or raises NotComparedError where the library cannot.
+        texts: dictionaries of the result, by file name.
+        report: what the import did.
         known: whether the source has each of the target dictionary's rows; None: it has all.
+        takes: options of the conversion that its reader used.
     """
 
-    kind: str
-    path: Path
     model: GeneratingModel
     logits: Callable[[PairProbe], Tensor]
-    library: str = ""
     texts: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
     report: ConversionReport = field(default_factory=lambda: ConversionReport("", ""))
     known: list[bool] | None = None
+    takes: tuple[str, ...] = ()
 
 
 def separators_of(task: dict[str, Any]) -> int | None:
@@ -153,7 +157,7 @@ def plan_of(values: dict[str, Any]) -> PositionPlan:
     return resolve(PositionConfig(**given), shape, "masked_lm")
 
 
-def target_values(source: SourceModel, scheme: str, given: dict[str, str | None]) -> dict[str, Any]:
+def target_values(source: EncoderSource, scheme: str, given: dict[str, str | None]) -> dict[str, Any]:
     """Return the source's config with other positions.
 
     An option that is not given is the source's own where source and target have a member that takes

@@ -17,9 +17,9 @@ from transformers import GenerationConfig
 from relpos_fairseq.conversion.checkpoints import read_checkpoint
 from relpos_fairseq.conversion.exported import ROBERTA_PREFIX, TIED
 from relpos_fairseq.conversion.huggingface_export import check_written
-from relpos_fairseq.conversion.job import read_source
+from relpos_fairseq.conversion.reading import read_encoder
 from relpos_fairseq.conversion.report import Probe, compare
-from relpos_fairseq.conversion.source import SourceModel
+from relpos_fairseq.conversion.source import EncoderSource
 from relpos_fairseq.conversion.source import separators_of as task_separators
 from relpos_fairseq.conversion.writer import plain_task
 from relpos_fairseq.export.model_adapters import scores_of
@@ -101,7 +101,7 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
     """
     if out.exists():
         raise ExportError(f"{out} exists: remove it, or name another folder")
-    source = read_source(checkpoint)
+    source = read_encoder(checkpoint)
     heads = heads_of(source, head)
     text, why = None, ""
     try:
@@ -136,7 +136,7 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
     return done
 
 
-def heads_of(source: SourceModel, wanted: str | None) -> dict[str, str]:
+def heads_of(source: EncoderSource, wanted: str | None) -> dict[str, str]:
     """Map the prefixes of the exported heads in the checkpoint to those in the folder.
 
     Raises:
@@ -158,7 +158,7 @@ def heads_of(source: SourceModel, wanted: str | None) -> dict[str, str]:
     return found
 
 
-def separators_of(source: SourceModel, text: Path | None) -> int:
+def separators_of(source: EncoderSource, text: Path | None) -> int:
     """Return the number of further </s> between the texts of a pair: 0 or 1."""
     if (said := task_separators(source.task)) is not None:
         return said
@@ -166,7 +166,7 @@ def separators_of(source: SourceModel, text: Path | None) -> int:
     return own.tokenizer.separators if isinstance(own, TokenizerText) else 1
 
 
-def roberta_config(source: SourceModel, heads: dict[str, str], text: Path | None) -> RelPosConfig:
+def roberta_config(source: EncoderSource, heads: dict[str, str], text: Path | None) -> RelPosConfig:
     """Return the config of the folder, with the options of the task and of the heads."""
     task = plain_task(source.task)
     more: dict[str, Any] = {"architectures": ["RelPosForMaskedLM"]}
@@ -198,7 +198,7 @@ def roberta_config(source: SourceModel, heads: dict[str, str], text: Path | None
     )
 
 
-def tensors_of(source: SourceModel, heads: dict[str, str], config: RelPosConfig) -> dict[str, torch.Tensor]:
+def tensors_of(source: EncoderSource, heads: dict[str, str], config: RelPosConfig) -> dict[str, torch.Tensor]:
     """Return the folder's tensors: the model's and those of the exported heads, without tied ones."""
     kept = {}
     for name, value in source.state.items():
@@ -213,7 +213,7 @@ def tensors_of(source: SourceModel, heads: dict[str, str], config: RelPosConfig)
 
 
 @torch.inference_mode()
-def differences_of(source: SourceModel, heads: dict[str, str], folder: Path) -> dict[str, float]:
+def differences_of(source: EncoderSource, heads: dict[str, str], folder: Path) -> dict[str, float]:
     """Return the largest difference of every output between transformers and the checkpoint, without padding.
 
     Raises:
@@ -248,7 +248,7 @@ def differences_of(source: SourceModel, heads: dict[str, str], folder: Path) -> 
     return largest
 
 
-def card_of(done: Exported, checkpoint: Path, source: SourceModel) -> dict[str, object]:
+def card_of(done: Exported, checkpoint: Path, source: EncoderSource) -> dict[str, object]:
     """Return rows of the model card of a RoBERTa."""
     rows: dict[str, object] = {"transformers": transformers.__version__}
     rows["position scheme"] = source.plan.describe()

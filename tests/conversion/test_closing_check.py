@@ -59,8 +59,8 @@ def test_what_differs_is_not_published(name, tmp_path, monkeypatch):
         return original(folder, *given)
 
     monkeypatch.setattr(job, "check_written", spoilt)
-    source = job.read_encoder(tmp_path / "ours" / "model.pt", None)
+    source = job.read(tmp_path / "ours" / "model.pt")
     made = job.Job("hf-bert", {}, head="sentence_classification_head")
     (tmp_path / "out").mkdir()
     with pytest.raises(ValueError, match=f"is not written: (transformers [0-9.]+ )?.*{SPOILT[name]}"):
-        job.to_huggingface(made, source, print)(tmp_path / "out")
+        job.convert_source(made, source).write(tmp_path / "out", print)

@@ -12,8 +12,8 @@ import torch
 from helpers.commands import call, load, relpos
 from helpers.conversion import ROWS, fairseq_roberta, model_of
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
-from relpos_fairseq.conversion.job import read_source
 from relpos_fairseq.conversion.on_load import prepare
+from relpos_fairseq.conversion.reading import read_encoder
 from relpos_fairseq.conversion.report import Probe, outputs_of
 from relpos_fairseq.models.building import build_roberta
 
@@ -45,7 +45,7 @@ def test_fairseqs_roberta_becomes_ours(command, plain, tmp_path, capsys, style):
     text = capsys.readouterr().out
     assert "exact     yes" in text
     assert printed_difference(text) < 1e-5
-    source = read_source(tmp_path / "out")
+    source = read_encoder(tmp_path / "out")
     probe = Probe.draw(ROWS, 20, False)
     ours = outputs_of(build_roberta(source.values, source.state), probe.tokens, None)
     theirs = outputs_of(model, probe.tokens, None)
@@ -229,7 +229,7 @@ def test_longer_input_than_in_pretraining(packed, pretrained, tmp_path):
 
 def prepare_for(path: Path, **changes) -> None:
     """Do what loading does for --finetune-from-model, for a model with other flags."""
-    source = read_source(path)
+    source = read_encoder(path)
     model = model_of(source.values | changes, source.rows)
     prepare(load(path), str(path), model, converts=True)
 

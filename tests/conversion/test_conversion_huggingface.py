@@ -12,16 +12,17 @@ import pytest
 import torch
 import transformers
 
-from helpers.bert_formula import Reference
+from helpers.bert_formula import Reference, weights_of
 from helpers.commands import relpos
 from helpers.conversion import ROWS, config, random_state, shake
 from relpos_fairseq.conversion import ConversionError
-from relpos_fairseq.conversion import huggingface_import as hf_folder
+from relpos_fairseq.conversion import huggingface_folder as hf_folder
 from relpos_fairseq.conversion.huggingface_export import save_hf, to_hf
-from relpos_fairseq.conversion.job import read_source
+from relpos_fairseq.conversion.reading import read_encoder
 from relpos_fairseq.conversion.report import Probe, outputs_of
-from relpos_fairseq.conversion.source import SourceModel
+from relpos_fairseq.conversion.source import EncoderSource
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint, of_folder
+from relpos_fairseq.heads import HEAD, SPAN_HEAD
 from relpos_fairseq.models.building import build_roberta
 from relpos_fairseq.relations import LogClipped
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
@@ -77,14 +78,15 @@ def compared(model, source, longest: int = 24) -> tuple[torch.Tensor, dict, Prob
     return theirs, ours, probe, formula(source, probe.tokens, probe.segments)
 
 
-def formula(source: SourceModel, tokens: torch.Tensor, segments: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def formula(source: EncoderSource, tokens: torch.Tensor, segments: torch.Tensor | None) -> dict[str, torch.Tensor]:
     """Outputs of the library's equations, written anew, in fairseq's order of rows; transformers' are the same."""
     read = hf_folder.read_folder(source.path)
     rows = torch.tensor(source.vocabulary.rows)
     types = torch.zeros_like(tokens) if segments is None else segments
-    if len(read.encoder(hf_folder.TOKEN_TYPES)) == 1:
+    if len(read.state["token_types"]) == 1:
         types = torch.zeros_like(tokens)
-    found = Reference(read.config, read.weights, read.family.prefix).outputs(rows[tokens], tokens == 1, types)
+    weights = weights_of(source.path, read.config, read.family.prefix)
+    found = Reference(read.config, weights, read.family.prefix).outputs(rows[tokens], tokens == 1, types)
     if "logits" in found:
         logits = found["logits"][..., rows.clamp(min=0)]
         logits[..., rows < 0] = 0
@@ -100,7 +102,7 @@ def formula(source: SourceModel, tokens: torch.Tensor, segments: torch.Tensor | 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bert_equals_transformers(tmp_path, kind):
     model = bert(tmp_path, kind)
-    source = read_source(tmp_path)
+    source = read_encoder(tmp_path)
     theirs, ours, probe, reference = compared(model, source)
     logits = theirs.logits[..., torch.tensor(source.vocabulary.rows)]
     assert (ours["logits"] - logits)[probe.real].abs().max() < 1e-10
@@ -124,7 +126,7 @@ def test_a_release_without_relative_positions_compares_nothing(tmp_path, monkeyp
 @pytest.mark.parametrize("kind", KINDS)
 def test_roberta_equals_transformers(tmp_path, kind):
     model = roberta(tmp_path, kind)
-    source = read_source(tmp_path)
+    source = read_encoder(tmp_path)
     theirs, ours, probe, reference = compared(model, source)
     # transformers' gelu keeps fp64, fairseq's rounds to fp32
     assert (ours["logits"] - theirs.logits)[probe.real].abs().max() < 1e-5
@@ -140,7 +142,7 @@ def test_the_only_token_type_of_roberta_is_kept(tmp_path):
         with torch.no_grad():
             model.roberta.embeddings.token_type_embeddings.weight.normal_()
         model.save_pretrained(folder)
-        source = read_source(folder)
+        source = read_encoder(folder)
         assert source.values["segment_encoding"] == encoding
         reference = formula(source, *_probe(source))
         ours = outputs_of(build_roberta(source.values, source.state), *_probe(source))
@@ -165,7 +167,7 @@ HEADS = [
 def test_heads_come_along(tmp_path, make, cls, ours_name, theirs_name):
     values = {"num_labels": 3} if theirs_name else {}
     model = make(tmp_path, "absolute", cls, **values)
-    source = read_source(tmp_path)
+    source = read_encoder(tmp_path)
     theirs, ours, probe, reference = compared(model, source)
     if theirs_name:
         wanted, real = theirs.logits, slice(None)
@@ -207,8 +209,8 @@ def test_heads_have_the_names_that_the_tasks_ask_for():
 
     from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 
-    assert hf_folder.SPAN_HEAD == QuestionAnsweringConfig().span_head_name
-    assert hf_folder.HEAD == SentencePredictionConfig().classification_head_name
+    assert SPAN_HEAD == QuestionAnsweringConfig().span_head_name
+    assert HEAD == SentencePredictionConfig().classification_head_name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,7 +218,7 @@ def test_heads_have_the_names_that_the_tasks_ask_for():
 def test_the_way_back_gives_the_same_bits(tmp_path, family, kind):
     first = tmp_path / "first"
     model = (bert if family == "bert" else roberta)(first, kind)
-    source = read_source(first)
+    source = read_encoder(first)
     config, weights, report = to_hf(source, family, source.vocabulary, None)
     assert report.exact
     second = tmp_path / "second"
@@ -238,7 +240,7 @@ def test_the_way_back_gives_the_same_bits(tmp_path, family, kind):
 
 def test_bert_vocabulary_in_fairseqs_order(tmp_path):
     bert(tmp_path, "absolute")
-    vocabulary = read_source(tmp_path).vocabulary
+    vocabulary = read_encoder(tmp_path).vocabulary
     assert vocabulary.rows[:4] == [3, 0, 4, 2] and vocabulary.rows[-1] == 5
     assert vocabulary.symbols[:3] == ["[unused0]", "a", "b"]
     assert sorted(vocabulary.rows) == list(range(40))
@@ -250,23 +252,23 @@ def test_a_converted_bert_has_its_tokenizer_and_finds_the_way_back(tmp_path):
     """Also after training, which forgets where the checkpoint came from."""
     from fairseq.data import Dictionary
 
-    from relpos_fairseq.conversion.job import Job, to_huggingface, to_relpos
+    from relpos_fairseq.conversion.job import Job, convert_source
 
     folder, out, back = (tmp_path / name for name in ("bert", "out", "back"))
     model = bert(folder, "relative_key_query")
     out.mkdir()
     back.mkdir()
-    source = read_source(folder)
-    to_relpos(Job("m4", {}), source, lambda line: None)(out)
+    source = read_encoder(folder)
+    convert_source(Job("m4", {}), source).write(out, print)
     dictionary = Dictionary.load(str(out / "dict.txt"))
     tokenizer = load_tokenizer(out)
     tokenizer.check_dictionary(dictionary.indices, "dict.txt")
     assert len(dictionary) + 1 == source.rows
     assert tokenizer.encode("A bad").pieces == ["a", "b", "##a", "##d"]
-    again = read_source(out / "model.pt")
+    again = read_encoder(out / "model.pt")
     assert again.source_rows == source.vocabulary.rows
     assert of_checkpoint(again.files, again.rows, None, 0, True, 24).rows == source.vocabulary.rows
-    to_huggingface(Job("hf-bert", {}), again, lambda line: None)(back)
+    convert_source(Job("hf-bert", {}), again).write(back, print)
     assert (back / "vocab.txt").read_text() == (folder / "vocab.txt").read_text()
     assert not (back / "dict.txt").exists()
     ids = torch.arange(40)[None, :24]
@@ -323,14 +325,14 @@ def pieces(tmp_path_factory) -> Path:
 
 def test_sentencepiece_goes_back_with_a_fast_tokenizer(pieces, tmp_path):
     """Transformers' slow tokenizer, which reads the sentencepiece model itself, is the oracle."""
-    from relpos_fairseq.conversion.job import Job, to_huggingface
+    from relpos_fairseq.conversion.job import Job, convert_source
 
     load_tokenizer(pieces).save(tmp_path / "ours")
     values = config("learned", activation_fn="gelu")
-    source = SourceModel("ours", tmp_path, random_state(values), values)
+    source = EncoderSource("ours", tmp_path, random_state(values), values)
     source.files = list((tmp_path / "ours").iterdir())
     source.outputs = partial(outputs_of, build_roberta(source.values, source.state))
-    to_huggingface(Job("hf-roberta", {}), source, print)(tmp_path)
+    convert_source(Job("hf-roberta", {}), source).write(tmp_path, print)
     assert (tmp_path / "tokenizer.json").is_file()
     (tmp_path / "sentencepiece.bpe.model").unlink()  # the tokenizer.json stands for itself
     found = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -385,8 +387,8 @@ def test_sharded_and_pickled_weights_are_the_same(saved, tmp_path):
     model.save_pretrained(tmp_path, safe_serialization=False)
     shutil.copy(saved / "vocab.txt", tmp_path)
     pickled = hf_folder.read_folder(tmp_path)
-    for name, value in whole.weights.items():
-        assert torch.equal(value, pickled.weights[name]), name
+    for name, value in whole.state.items():
+        assert torch.equal(value, pickled.state[name]), name
 
 
 BROKEN = [
@@ -423,12 +425,12 @@ def test_a_broken_folder_is_one_clear_error(saved, tmp_path, number):
     shutil.copytree(saved, folder)
     spoil(folder)
     with pytest.raises(ConversionError, match=message):
-        read_source(folder)
+        read_encoder(folder)
 
 
 def test_what_huggingface_cannot_express_is_refused(tmp_path):
     def write(values: dict, family: str = "bert") -> None:
-        source = SourceModel("ours", tmp_path, random_state(values), values)
+        source = EncoderSource("ours", tmp_path, random_state(values), values)
         to_hf(source, family, Vocabulary([], list(range(23))), None)
 
     for scheme in ("rope", "shaw", "rel_scalar", "learned+m4"):
@@ -445,9 +447,10 @@ def test_reference_reads_positions_by_query_minus_key(saved):
     """The one sign that decides: a table that differs from its mirror image."""
     model = hf_folder.read_folder(saved)
     tokens, padding = torch.arange(6, 16)[None], torch.zeros(1, 10, dtype=torch.bool)
-    first = Reference(model.config, model.weights, "bert.")
-    mirrored = dict(model.weights)
-    for name, value in model.weights.items():
+    weights = weights_of(saved, model.config, "bert.")
+    first = Reference(model.config, weights, "bert.")
+    mirrored = dict(weights)
+    for name, value in weights.items():
         if "distance_embedding" in name:
             mirrored[name] = value.flip(0)
     second = Reference(model.config, mirrored, "bert.")
@@ -494,7 +497,7 @@ def deberta(folder: Path, name: str, cls: str = "MaskedLM"):
 @pytest.mark.parametrize("name", DEBERTAS)
 def test_deberta_equals_transformers(tmp_path, name):
     model = deberta(tmp_path, name)
-    source = read_source(tmp_path)
+    source = read_encoder(tmp_path)
     theirs, ours, probe, reference = compared(model, source)
     logits = theirs.logits[..., torch.tensor(source.vocabulary.rows)]
     # gelu rounds to fp32 in fairseq, layer norms in transformers' v1, scales in both
@@ -507,7 +510,7 @@ def test_deberta_equals_transformers(tmp_path, name):
 
 def test_deberta_classifies_as_transformers_does(tmp_path):
     model = deberta(tmp_path, "v3", "SequenceClassification")
-    source = read_source(tmp_path)
+    source = read_encoder(tmp_path)
     theirs, ours, _, reference = compared(model, source)
     assert (ours["classification"] - theirs.logits).abs().max() < 1e-5
     assert (reference["classification"] - theirs.logits).abs().max() < 1e-5
@@ -533,4 +536,4 @@ def test_parts_of_deberta_that_are_not_converted_are_refused(tmp_path, key, valu
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(ConversionError, match=f"{key} .* is a part of DeBERTa that our RoBERTa"):
-        read_source(tmp_path)
+        read_encoder(tmp_path)

@@ -11,8 +11,8 @@ from conversion.test_conversion_heads import CASES, write
 
 from helpers.commands import relpos
 from helpers.tokenizers import ODD
-from relpos_fairseq.conversion.job import read_source
 from relpos_fairseq.conversion.ledger import LOST, NEUTRAL, USED, Ledger, Recorded
+from relpos_fairseq.conversion.reading import read_encoder
 
 
 def told(folder, capsys, *arguments) -> str:
@@ -39,7 +39,7 @@ def test_nothing_is_lost_of_odd_folders():
     for folder in sorted([*(ODD / "folders").glob("[bdqrx]*_*"), *(ODD / "heads").iterdir()]):
         if folder.name in ("bert_mc", "bert_ner"):
             continue
-        assert read_source(folder).ledger.lost == [], folder.name
+        assert read_encoder(folder).ledger.lost == [], folder.name
 
 
 def test_unknown_keys_and_files_are_named(tmp_path, capsys):
@@ -94,4 +94,4 @@ def test_a_checkpoint_names_no_file_elsewhere(tmp_path):
     state = torch.load(tmp_path / "ours" / "model.pt", weights_only=True)
     state["conversion"]["kept_files"] += ["../secret", str(tmp_path / "secret"), "1_a/../../secret", "dict.txt"]
     torch.save(state, tmp_path / "ours" / "model.pt")
-    assert list(read_source(tmp_path / "ours").kept_files) == ["modules.json"]
+    assert list(read_encoder(tmp_path / "ours").kept_files) == ["modules.json"]

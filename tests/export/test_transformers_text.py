@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from helpers.commands import relpos
 from helpers.exported import hub_of, write_checkpoint
-from relpos_fairseq.conversion.job import read_source
+from relpos_fairseq.conversion.reading import read_encoder
 from relpos_fairseq.models.building import build_roberta
 
 PAIR = ("the old house hears, née Zoë 北", "a  mouse makes horses\u0301 x")
@@ -93,14 +93,14 @@ def test_heads_go_along_and_come_back(tmp_path):
     loaded.save_pretrained(tmp_path / "trained")
     shutil.copytree(tmp_path / "out" / "text", tmp_path / "trained" / "text")
     assert relpos("convert", tmp_path / "trained", "--to", "same", "--out", tmp_path / "back") == 0
-    back = read_source(tmp_path / "back")
+    back = read_encoder(tmp_path / "back")
     assert back.task["_name"] == "sentence_prediction" and back.task["separator_token"] == 2
     ours = build_roberta(back.values, back.state)
     found = ours(tokens, classification_head_name="sentence_classification_head")[0]
     torch.testing.assert_close(found, expected + 1.0, rtol=0, atol=1e-4)
     assert (tmp_path / "back" / "label" / "dict.txt").read_text() == "yes 1\nno 1\nperhaps 1\n"
     assert (tmp_path / "back" / "tokenizer.json").is_file()
-    original = read_source(checkpoint).state
+    original = read_encoder(checkpoint).state
     for name, value in back.state.items():
         if not name.startswith("classification_heads"):
             assert torch.equal(value, original[name]), name
@@ -117,7 +117,7 @@ def test_span_heads_go_along(tmp_path):
     torch.testing.assert_close(loaded(tokens).start_logits, expected[..., 0], rtol=0, atol=1e-4)
     torch.testing.assert_close(loaded(tokens).end_logits, expected[..., 1], rtol=0, atol=1e-4)
     assert relpos("convert", tmp_path / "out", "--to", "same", "--out", tmp_path / "back") == 0
-    back = read_source(tmp_path / "back")
+    back = read_encoder(tmp_path / "back")
     assert back.task["_name"] == "question_answering"
     found = build_roberta(back.values, back.state)(tokens, span_head_name="question_answering")[0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
@@ -133,7 +133,7 @@ def test_untied_output_stays_untied(tmp_path):
     saved = load_file(tmp_path / "out" / "model.safetensors")
     name = "encoder.lm_head.weight"
     assert torch.equal(saved[f"roberta.{name}"], state["model"][name])
-    assert torch.equal(read_source(tmp_path / "out").state[name], state["model"][name])
+    assert torch.equal(read_encoder(tmp_path / "out").state[name], state["model"][name])
 
 
 def test_several_heads_need_a_name(tmp_path, capsys):

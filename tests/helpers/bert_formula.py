@@ -7,7 +7,7 @@ in `BertSelfAttention.forward` of transformers 4.44.2:
     relative_key          (q_i.k_j + q_i.E_{i-j}) / sqrt(d)
     relative_key_query    (q_i.k_j + q_i.E_{i-j} + k_j.E_{i-j}) / sqrt(d)
 
-and DeBERTa's `disentangled_attention_bias`, whose tensors `disentangled.as_bert` has renamed:
+and DeBERTa's `disentangled_attention_bias`, whose tensors `weights_of` renames:
 
     (q_i.k_j + q_i.(W_K E_r) + k_j.(W_Q E_r + b)) / sqrt(C d),  r = clamp(bucket(i - j) + K)
 """
@@ -15,13 +15,16 @@ and DeBERTa's `disentangled_attention_bias`, whose tensors `disentangled.as_bert
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-KIND = "disentangled"  # as hf_deberta.as_bert calls it
+from relpos_fairseq.conversion.weight_files import read_weights
+
+KIND = "disentangled"  # as hf_deberta calls it
 
 _ACTIVATIONS = {
     "gelu": F.gelu,
@@ -30,6 +33,27 @@ _ACTIVATIONS = {
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
+
+
+def weights_of(folder: Path, config: dict[str, Any], prefix: str) -> dict[str, Tensor]:
+    """Return a folder's tensors as `Reference` reads them: DeBERTa's layers by BERT's names, v1's in_proj cut."""
+    found = {}
+    for name, value in read_weights(folder).items():
+        name = prefix + name.removeprefix(prefix) if name.split(".")[0] in ("encoder", "embeddings", "pooler") else name
+        for theirs, berts in (("query_proj", "query"), ("key_proj", "key"), ("value_proj", "value")):
+            name = name.replace(f"self.{theirs}.", f"self.{berts}.")
+        for theirs, berts in (("q_bias", "query.bias"), ("v_bias", "value.bias"), ("pos_proj", "pos_key_proj")):
+            name = name.replace(f"self.{theirs}", f"self.{berts}")
+        name = name.replace("self.pos_q_proj", "self.pos_query_proj")
+        if not name.endswith("in_proj.weight"):
+            found[name] = value
+            continue
+        for number, part in enumerate(("query", "key", "value")):
+            rows = value.unflatten(0, (config["num_attention_heads"], 3, -1))[:, number].flatten(0, 1)
+            found[name.replace("in_proj", part)] = rows
+        found[name.replace("in_proj.weight", "key.bias")] = torch.zeros(len(rows))
+    found.setdefault(f"{prefix}embeddings.token_type_embeddings.weight", torch.zeros(2, config["hidden_size"]))
+    return found
 
 
 class Reference:

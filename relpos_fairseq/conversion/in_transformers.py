@@ -1,0 +1,114 @@
+"""Run models of transformers' folders in transformers itself, as far as the installed release can."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.conversion.report import NotComparedError, Outputs
+from relpos_fairseq.heads import CLASSIFIER, MASKED_LM, MODEL, SPANS
+from relpos_fairseq.text import load_tokenizer
+from relpos_fairseq.text.transformers_files import TRIED
+
+_HEAD_BIASES = ("decoder.bias", "lm_head.bias", "predictions.bias")
+
+
+def transformers_release() -> str:
+    """Return the name and version of the installed transformers, without importing it."""
+    try:
+        return f"transformers {metadata.version('transformers')}"
+    except metadata.PackageNotFoundError:
+        return "transformers"
+
+
+def load_in_transformers(name: str, folder: Path) -> Any:
+    """Load a folder by a class of transformers, in fp64 and evaluation mode.
+
+    Raises:
+        NotComparedError: transformers is absent, or does not load the folder as it is.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise NotComparedError(
+            f"transformers does not import here ({' '.join(str(error).split())[:99]}): "
+            f"pip install 'relpos_fairseq[transformers]'"
+        ) from error
+    version, verbosity = transformers_release(), transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        model, loading = getattr(transformers, name).from_pretrained(
+            folder, output_loading_info=True, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # whatever a release makes of a folder that it does not know
+        raise NotComparedError(f"{version} does not load the folder ({' '.join(str(error).split())[:99]})") from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    new = [key for key in loading["missing_keys"] if "pooler" not in key and not key.endswith(_HEAD_BIASES)]
+    unread = [key for key in loading["unexpected_keys"] if "distance_embedding" in key]  # as of 5
+    if new or unread:
+        raise NotComparedError(f"{version} does not read the folder as it is ({[*new, *unread][0]})")
+    return model.double().eval()
+
+
+@torch.no_grad()
+def run_in_transformers(
+    folder: Path, kinds: Collection[str], bias: Tensor | None, tokens: Tensor, padding: Tensor, types: Tensor
+) -> Outputs:
+    """Run a folder's encoder and its heads in transformers, in fp64.
+
+    Args:
+        folder: the folder.
+        kinds: the outputs that its heads have, `Head.kind` each.
+        bias: of the masked LM's logits, which transformers 4 may lose when it loads.
+        tokens: (B, T) ids of the folder's own vocabulary.
+        padding: (B, T) True at padding.
+        types: (B, T) token types.
+
+    Returns:
+        `features` (B, T, E), and every head's output by its kind.
+
+    Raises:
+        NotComparedError: transformers is absent, or does not load the folder as it is.
+    """
+    given = {"input_ids": tokens, "attention_mask": (~padding).long(), "token_type_ids": types}
+    found: Outputs = {}
+    for head in [head for head in (MASKED_LM, CLASSIFIER, SPANS) if head.kind in kinds] or [MODEL]:
+        model = load_in_transformers(head.auto, folder)
+        if head is MASKED_LM and bias is not None and (own := model.get_output_embeddings().bias).shape == bias.shape:
+            own.copy_(bias)
+        output = model(**given, output_hidden_states=True)
+        found["features"] = output.hidden_states[-1]
+        if head is SPANS:
+            found["spans"] = torch.stack([output.start_logits, output.end_logits], -1)
+        elif head is not MODEL:
+            found[head.kind] = output.logits
+    return found
+
+
+def compare_ids(folder: Path) -> str:
+    """Compare a folder's ids with those of AutoTokenizer; return what was found, or nothing without transformers."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        return ""
+    release = transformers_release()
+    try:
+        theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        found = [theirs(text, add_special_tokens=False)["input_ids"] for text in TRIED]
+    except Exception as error:  # whatever a release makes of a folder that it does not know
+        return f"ids were not compared: {release} does not load the tokenizer ({' '.join(str(error).split())[:99]})"
+    ours = load_tokenizer(folder)
+    own = [[ours.numbers[symbol] for symbol in ours.encode(text).pieces] for text in TRIED]
+    differing = [text for text, first, second in zip(TRIED, own, found, strict=True) if first != second]
+    if not differing:
+        return f"ids of {len(TRIED)} texts equal AutoTokenizer's ({release})"
+    return (
+        f"ids of {len(differing)} of {len(TRIED)} texts differ from AutoTokenizer's of {release} ({differing[0]!r}): "
+        f"ours are those of transformers 4.46, and the result's own tokenizer.json keeps them"
+    )

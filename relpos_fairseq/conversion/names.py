@@ -1,0 +1,153 @@
+"""Names of tensors in other libraries and here: one table a library, read in both directions.
+
+`#` stands for a number, `*` for weight or bias, `**` for anything, on both sides in the same order. Where several of a
+library's names become one of ours, the first row is the one that is written. `positions`, `token_types` and `distances`
+are no tensors of a model here: its schemes' tables are made of them, and they of its tables.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+
+from relpos_fairseq.conversion.layouts import ENCODER
+from relpos_fairseq.heads import HEAD, SPAN_HEAD
+
+_STANDS = {"#": r"(\d+)", "*": "(weight|bias)", "**": "(.+)"}
+
+
+@functools.cache
+def pattern(template: str) -> re.Pattern[str]:
+    """Return the regular expression of a name with `#`, `*` or `**` in it."""
+    return re.compile("".join(_STANDS.get(part) or re.escape(part) for part in re.split(r"(#|\*\*?)", template)))
+
+
+class Names:
+    """A library's names of tensors and ours.
+
+    Args:
+        rows: our name, by the library's.
+    """
+
+    def __init__(self, rows: Mapping[str, str]) -> None:
+        self.rows = dict(rows)
+        self._ours = [(pattern(theirs), _groups(ours)) for theirs, ours in rows.items()]
+        self._theirs = [(pattern(ours), _groups(theirs)) for theirs, ours in rows.items()]
+
+    def ours(self, theirs: str) -> str | None:
+        """Return our name of a tensor; None: it has none."""
+        return _renamed(theirs, self._ours)
+
+    def theirs(self, ours: str) -> str | None:
+        """Return the library's name of a tensor of ours; None: it has none."""
+        return _renamed(ours, self._theirs)
+
+    def every(self, layers: int) -> Iterable[str]:
+        """Return our names of all tensors of so many layers."""
+        for ours in self.rows.values():
+            numbered = (ours.replace("#", str(layer)) for layer in range(layers)) if "#" in ours else (ours,)
+            for name in numbered:
+                yield from (name.replace("*", part) for part in ("weight", "bias")) if "*" in name else (name,)
+
+
+def _groups(template: str) -> str:
+    """Return a name with references to the groups of the other name's pattern."""
+    numbers = itertools.count(1)
+    return re.sub("[#*]", lambda _: rf"\g<{next(numbers)}>", template)
+
+
+def _renamed(name: str, rows: Iterable[tuple[re.Pattern[str], str]]) -> str | None:
+    return next((match.expand(other) for found, other in rows if (match := found.fullmatch(name))), None)
+
+
+# BERT, RoBERTa, XLM-R, DeBERTa of transformers; names without the prefix of a model with a head.
+
+_THEIRS, _OURS = "encoder.layer.#", f"{ENCODER}.layers.#"
+_NORMS_AND_BLOCKS = {
+    "embeddings.word_embeddings.weight": f"{ENCODER}.embed_tokens.weight",
+    "embeddings.LayerNorm.*": f"{ENCODER}.layernorm_embedding.*",
+    f"{_THEIRS}.attention.output.dense.*": f"{_OURS}.self_attn.out_proj.*",
+    f"{_THEIRS}.attention.output.LayerNorm.*": f"{_OURS}.self_attn_layer_norm.*",
+    f"{_THEIRS}.intermediate.dense.*": f"{_OURS}.fc1.*",
+    f"{_THEIRS}.output.dense.*": f"{_OURS}.fc2.*",
+    f"{_THEIRS}.output.LayerNorm.*": f"{_OURS}.final_layer_norm.*",
+}
+_QUERIES_KEYS_VALUES = {
+    f"{_THEIRS}.attention.self.query.*": f"{_OURS}.self_attn.q_proj.*",
+    f"{_THEIRS}.attention.self.key.*": f"{_OURS}.self_attn.k_proj.*",
+    f"{_THEIRS}.attention.self.value.*": f"{_OURS}.self_attn.v_proj.*",
+}
+ENCODER_NAMES = _NORMS_AND_BLOCKS | _QUERIES_KEYS_VALUES  # of any BERT
+_SPANS = {"qa_outputs.*": f"span_heads.{SPAN_HEAD}.out_proj.*"}
+_BERT_LM = {
+    "cls.predictions.transform.dense.*": "encoder.lm_head.dense.*",
+    "cls.predictions.transform.LayerNorm.*": "encoder.lm_head.layer_norm.*",
+    "cls.predictions.decoder.weight": "encoder.lm_head.weight",
+    "cls.predictions.bias": "encoder.lm_head.bias",
+}
+_ROBERTA_LM = {
+    "lm_head.dense.*": "encoder.lm_head.dense.*",
+    "lm_head.layer_norm.*": "encoder.lm_head.layer_norm.*",
+    "lm_head.decoder.weight": "encoder.lm_head.weight",
+    "lm_head.bias": "encoder.lm_head.bias",
+}
+BERT = ENCODER_NAMES | _BERT_LM | _SPANS
+ROBERTA = ENCODER_NAMES | _ROBERTA_LM | _SPANS
+TABLES = {  # of positions and token types
+    "embeddings.position_embeddings.weight": "positions",
+    "embeddings.token_type_embeddings.weight": "token_types",
+    f"{_THEIRS}.attention.self.distance_embedding.weight": "distances.#",
+}
+# v2 and v3, and where v1 differs; v1 keeps queries, keys and values of a head side by side (`hf_deberta.parts`).
+_ATTENTION, _POSITION = f"{_THEIRS}.attention.self", f"{_OURS}.self_attn.position.0"
+DEBERTA = BERT | {
+    f"{_ATTENTION}.query_proj.*": f"{_OURS}.self_attn.q_proj.*",
+    f"{_ATTENTION}.key_proj.*": f"{_OURS}.self_attn.k_proj.*",
+    f"{_ATTENTION}.value_proj.*": f"{_OURS}.self_attn.v_proj.*",
+    f"{_ATTENTION}.q_bias": f"{_OURS}.self_attn.q_proj.bias",
+    f"{_ATTENTION}.v_bias": f"{_OURS}.self_attn.v_proj.bias",
+}
+DEBERTA_TABLES = TABLES | {
+    f"{_ATTENTION}.pos_key_proj.weight": f"{_POSITION}.query_projection",
+    f"{_ATTENTION}.pos_proj.weight": f"{_POSITION}.query_projection",
+    f"{_ATTENTION}.pos_query_proj.weight": f"{_POSITION}.key_projection",
+    f"{_ATTENTION}.pos_q_proj.weight": f"{_POSITION}.key_projection",
+    f"{_ATTENTION}.pos_query_proj.bias": f"{_POSITION}.key_bias",
+    f"{_ATTENTION}.pos_q_proj.bias": f"{_POSITION}.key_bias",
+    "encoder.rel_embeddings.weight": "distances",
+    "encoder.LayerNorm.*": "distances.norm.*",
+}
+# DeBERTa's own masked LM, which the library reads where config.json says `legacy: false`.
+DEBERTA_LM = {
+    "lm_predictions.lm_head.dense.*": "encoder.lm_head.dense.*",
+    "lm_predictions.lm_head.LayerNorm.*": "encoder.lm_head.layer_norm.*",
+    "lm_predictions.lm_head.bias": "encoder.lm_head.bias",
+}
+# A classifier of the pooler (BERT's, and everyone's of multiple choices), and one with a dense layer of its own.
+POOLED = {
+    "pooler.dense.*": f"classification_heads.{HEAD}.dense.*",
+    "classifier.*": f"classification_heads.{HEAD}.out_proj.*",
+}
+DENSE = {
+    "classifier.dense.*": f"classification_heads.{HEAD}.dense.*",
+    "classifier.out_proj.*": f"classification_heads.{HEAD}.out_proj.*",
+}
+# Copies of a tensor under a second name.
+COPIES = dict.fromkeys(("cls.predictions.decoder.bias", "lm_head.decoder.bias"), "encoder.lm_head.bias")
+POSITIONS = "embeddings.position_embeddings.weight"
+POOLER, NEXT_SENTENCE = "pooler.dense.*", "cls.seq_relationship.*"
+KEPT = (POOLER, NEXT_SENTENCE)  # what no model here reads, and a conversion keeps for the way back
+# What says nothing, and why.
+NEUTRAL = {
+    "embeddings.position_ids": "a buffer of 0, 1, 2, ...",
+    "embeddings.token_type_ids": "a buffer of zeros",
+    f"{_ATTENTION}.pos_key_proj.bias": "adds the same to all logits of a query",
+}
+PRE_TRAINING = ("lm_predictions.**", "mask_predictions.**")  # DeBERTa's own, as far as the library does not read them
+
+
+def matching(name: str, templates: Iterable[str]) -> str | None:
+    """Return the first of some templates that a name fits; None: there is none."""
+    return next((template for template in templates if pattern(template).fullmatch(name)), None)
