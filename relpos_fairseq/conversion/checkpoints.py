@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,24 @@ from omegaconf import OmegaConf
 from relpos_fairseq.conversion import layouts
 from relpos_fairseq.conversion.huggingface_ledger import kept_places
 from relpos_fairseq.conversion.layouts import ENCODER, State
+from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.report import ConversionError, outputs_of
 from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, EncoderSource
 from relpos_fairseq.io.errors import unreadable
 from relpos_fairseq.models.building import build_fairseq_roberta, build_roberta
+from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.patches.checkpoints import allow_checkpoint_types
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.assets import asset_files_of
 
 # Options of RelPosRobertaConfig that fairseq's RobertaModel has under the same names.
 _SHARED = (
+    "encoder_layerdrop",
+    "quant_noise_pq",
+    "quant_noise_pq_block_size",
+    "quant_noise_scalar",
+    "mha_reg_scale_factor",
+    "ffn_reg_scale_factor",
     "encoder_layers",
     "encoder_embed_dim",
     "encoder_ffn_embed_dim",
@@ -80,8 +89,8 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
     Raises:
         ConversionError: another model, or options that contradict its tensors.
     """
-    state = _modern(_model_of(checkpoint, path))
-    options = options_of(checkpoint, path)
+    tensors = _model_of(checkpoint, path)
+    state, options = _modern(tensors), Recorded(options_of(checkpoint, path))
     ours = layouts.VERSION in state
     if not ours and not any(key.startswith(f"{ENCODER}.layers.") for key in state):
         name = options.get("_name") or options.get("arch")
@@ -116,6 +125,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
         kept_files=_kept_files(told.get("kept_files", []), path.parent),
     )
     check(source)
+    source.ledger = _ledger(tensors, options, path)
     state.setdefault(layouts.VERSION, layouts.encode_text(source.plan.describe()))
     if ours:
         source.library = "relpos_roberta"
@@ -124,6 +134,34 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
         source.library = "fairseq's RobertaModel"
         source.outputs = lambda tokens, _: outputs_of(build_fairseq_roberta(values, original), tokens, None)
     return source
+
+
+# Options of the model that change no output or that its tensors say, and those of fairseq's RobertaModel alone.
+_SILENT = (
+    "_name",
+    "max_positions",
+    "checkpoint_activations",
+    "offload_activations",
+    "min_params_to_wrap",
+    "load_checkpoint_heads",
+)
+_FAIRSEQS = ("spectral_norm_classification_head", "mha_heads_to_keep", "ffn_blocks_to_remove")
+
+
+def _ledger(tensors: State, options: Recorded, path: Path) -> Ledger:
+    """Return what became of a checkpoint's tensors and options; all that `_modern` leaves in is read."""
+    ledger = Ledger(tensors, options, [path.name])
+    ledger.mark("files", USED, [path.name])
+    ledger.mark("tensors", USED, tensors)
+    ledger.mark("tensors", NEUTRAL, [name for name in tensors if name.endswith(_BUFFERS)], "a buffer")
+    defaults = {part.name: part.default for part in fields(RelPosRobertaConfig)} | dict.fromkeys(_FAIRSEQS)
+    for name, value in options.items():
+        if name not in defaults or name in _SILENT:
+            ledger.mark("keys", NEUTRAL, [name], "of data, training or memory, or the tensors say it")
+        elif value in (None, False, -1, defaults[name]):
+            ledger.mark("keys", NEUTRAL, [name], "not set")
+    ledger.mark("keys", USED, options.read)
+    return ledger
 
 
 def options_of(checkpoint: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -164,6 +202,9 @@ def _length(options: dict[str, Any], checkpoint: dict[str, Any], path: Path) -> 
     return length
 
 
+_BUFFERS = ("._float_tensor", "sentence_encoder.version")
+
+
 def _modern(state: State) -> State:
     """Rename tensors of old fairseq releases (decoder, emb_layer_norm, in_proj) as today's fairseq does."""
     result = {}
@@ -171,7 +212,7 @@ def _modern(state: State) -> State:
         if key.startswith("decoder."):
             key = "encoder." + key.removeprefix("decoder.")
         key = key.replace(".emb_layer_norm.", ".layernorm_embedding.")
-        if key.endswith(("._float_tensor", "sentence_encoder.version")):
+        if key.endswith(_BUFFERS):
             continue
         if ".in_proj_" in key:
             stem, part = key.split(".in_proj_")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+from relpos_fairseq.conversion import huggingface_ledger
 from relpos_fairseq.conversion.checkpoints import check
 from relpos_fairseq.conversion.huggingface_import import labels_of
 from relpos_fairseq.conversion.layouts import State
+from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.report import ConversionError, outputs_of
 from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource
-from relpos_fairseq.conversion.weight_files import read_json, read_weights
+from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
 from relpos_fairseq.conversion.writer import GeneratingModel, check_rows
 from relpos_fairseq.heads import HEAD, SPAN_HEAD
 from relpos_fairseq.models.building import (
@@ -43,7 +46,9 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
     Raises:
         ConversionError: tensors of another model.
     """
-    state, values = _exported_state(folder), config["values"]
+    config = Recorded(config)
+    weights = read_weights(folder)
+    state, values = _exported_state(weights, folder), config["values"]
     text = folder / TEXT_FOLDER
     source = EncoderSource(
         kind=f"{ROBERTA_TYPE} of transformers",
@@ -59,16 +64,35 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
     if not source.files:
         source.notes.append(f"no {text}: the result has no dictionary and no tokenizer")
     check(source)
+    source.ledger = _ledger(folder, config, weights)
     return source
 
 
-def _exported_state(folder: Path) -> State:
+# Keys and files of an exported folder that repeat what others say.
+_REPEATED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "label2id", "is_encoder_decoder")
+_REPEATED += ("decoder_start_token_id",)
+_MADE = re.compile(r"relpos_\w+\.py|relpos_text\.json|[^/]*token[^/]*\.json|[^/]*\.model|vocab\.(json|txt)|merges\.txt")
+
+
+def _ledger(folder: Path, config: Recorded, weights: State) -> Ledger:
+    """Return what became of an exported folder, whose tensors are all read."""
+    ledger = huggingface_ledger.begin(folder, config, weights)
+    ledger.mark("tensors", USED, weights)
+    ledger.mark("keys", NEUTRAL, _REPEATED, "other keys say it")
+    ledger.mark("keys", USED, config.read)
+    names = list(ledger.became["files"])
+    ledger.mark("files", NEUTRAL, filter(_MADE.fullmatch, names), f"made of {TEXT_FOLDER}/")
+    ledger.mark("files", USED, [name for name in names if name.startswith(f"{TEXT_FOLDER}/")])
+    ledger.mark("files", USED, ["config.json", *(file.name for file in weight_files(folder))])
+    return ledger
+
+
+def _exported_state(weights: State, folder: Path) -> State:
     """Return an exported RoBERTa's tensors under the names of relpos_roberta.
 
     Raises:
         ConversionError: tensors of another model.
     """
-    weights = read_weights(folder)
     unknown = sorted(name for name in weights if not name.startswith(ROBERTA_PREFIX))
     if unknown or ROBERTA_PREFIX + EMBEDDING not in weights:
         raise ConversionError(
@@ -110,6 +134,7 @@ def read_exported_generating(folder: Path, config: dict[str, Any]) -> Generating
     Raises:
         ConversionError: tensors or dictionaries of another model.
     """
+    config = Recorded(config)
     kind, values = GENERATING_TYPES[config["model_type"]], config["values"]
     rows = (config.get("source_rows") or config["vocab_size"], config["vocab_size"])
     weights = read_weights(folder)
@@ -137,6 +162,7 @@ def read_exported_generating(folder: Path, config: dict[str, Any]) -> Generating
         kind="transformers, exported by relpos",
         path=folder,
         model=GeneratingModel(kind, values, rows, state, _generating_task(folder, config, kind), files),
+        ledger=_ledger(folder, config, weights),
         logits=lambda pair: run_generating(kind, values, rows, state, pair.source, pair.target),
         library=f"the folder's own config under {GENERATING_KINDS[kind][1]}",
         notes=[] if files else [f"no {text}: the result has no dictionary"],

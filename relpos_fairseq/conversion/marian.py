@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relpos_fairseq.conversion import huggingface_ledger
 from relpos_fairseq.conversion.external_model import ACTIVATIONS, Architecture, ExternalModel, import_weights
 from relpos_fairseq.conversion.in_transformers import load_in_transformers, transformers_release
 from relpos_fairseq.conversion.layouts import State
+from relpos_fairseq.conversion.ledger import LOST, NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.report import PADDING, ConversionError, PairProbe
 from relpos_fairseq.conversion.source import GeneratingSource
 from relpos_fairseq.conversion.vocabulary import order_words
-from relpos_fairseq.conversion.weight_files import read_json, read_weights
+from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
 
 MARIAN = "marian"  # model_type
 THEIRS = {"silu": "swish", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
@@ -32,13 +34,15 @@ def read_marian(folder: Path, config: dict[str, Any], length: int | None) -> Gen
     Raises:
         ConversionError: a file is missing, or what fairseq's layers cannot express.
     """
+    config = Recorded(config)
     activation = config.get("activation_function", "gelu")
     activation = THEIRS.get(activation, activation)
     if activation not in ACTIVATIONS:
         raise ConversionError(
             f"{folder}/config.json: activation_function {activation!r} is none of {', '.join(ACTIVATIONS)}"
         )
-    weights = _named(read_weights(folder), config, folder)
+    read = read_weights(folder)
+    weights = _named(read, config, folder)
     width = weights["encoder.embed_tokens.weight"].size(1)
     for side in ("encoder", "decoder"):
         reach = length or config.get("max_position_embeddings", 1024)
@@ -64,7 +68,40 @@ def read_marian(folder: Path, config: dict[str, Any], length: int | None) -> Gen
     )
     model = ExternalModel("Marian of transformers", folder, weights, form, source, target, ("", ""))
     _add_text(model)
-    return import_weights(model, None, lambda pair: _run(model, pair), f"MarianMTModel of {transformers_release()}")
+    source = import_weights(model, None, lambda pair: _run(model, pair), f"MarianMTModel of {transformers_release()}")
+    source.ledger = _ledger(model, config, read, vocabularies)
+    return source
+
+
+# Keys of config.json, by the reason why they say nothing here.
+_NEUTRAL = {
+    "the tensors say it": "d_model encoder_ffn_dim decoder_ffn_dim num_hidden_layers vocab_size decoder_vocab_size",
+    "of training": "encoder_layerdrop decoder_layerdrop classifier_dropout classif_dropout init_std",
+    "of generation; relpos translate has options of its own": "bad_words_ids forced_eos_token_id forced_bos_token_id "
+    "num_beams max_length length_penalty early_stopping",
+    "the library does not read it": "normalize_before normalize_embedding static_position_embeddings "
+    "add_final_layer_norm add_bias_logits extra_pos_embeddings",
+    "every translation model is one": "is_encoder_decoder",
+}
+
+
+def _ledger(model: ExternalModel, config: Recorded, weights: State, vocabularies: list[str]) -> Ledger:
+    """Return what became of a folder."""
+    ledger = huggingface_ledger.begin(model.path, config, weights)
+    for reason, names in _NEUTRAL.items():
+        ledger.mark("keys", NEUTRAL, names.split(), reason)
+    ledger.mark("keys", USED, config.read)
+    ledger.mark("tensors", USED, weights)
+    for name in (name for name in weights if name.endswith(".embed_positions.weight")):
+        made = sinusoids(*weights[name].shape)
+        if (weights[name].float() - made).abs().max() < 1e-5:
+            ledger.mark("tensors", NEUTRAL, [name], "sinusoids, which are made anew")
+        else:
+            ledger.mark("tensors", LOST, [name], "these are no sinusoids")
+    ledger.mark("files", NEUTRAL, ["special_tokens_map.json"], "special symbols are fairseq's")
+    ledger.mark("files", USED, [*vocabularies, "config.json", "tokenizer_config.json"])
+    ledger.mark("files", USED, [file.name for file in (*weight_files(model.path), *model.files.values())])
+    return ledger
 
 
 @torch.no_grad()

@@ -148,6 +148,49 @@ NEUTRAL = {
 PRE_TRAINING = ("lm_predictions.**", "mask_predictions.**")  # DeBERTa's own, as far as the library does not read them
 
 
+# OpenNMT-py 3; `table` of a layer is that of its relative positions.
+
+
+def _opennmt(side: str, stack: str) -> dict[str, str]:
+    theirs, ours = f"{side}.{stack}.#", f"{side}.layers.#"
+    parts = {
+        "layer_norm": "self_attn_layer_norm",
+        "layer_norm_1": "self_attn_layer_norm",
+        "layer_norm_2": "encoder_attn_layer_norm",
+        "feed_forward.layer_norm": "final_layer_norm",
+        "feed_forward.w_1": "fc1",
+        "feed_forward.w_2": "fc2",
+    }
+    for own, name in (("self_attn", "self_attn"), ("context_attn", "encoder_attn")):
+        linear = {"linear_query": "q_proj", "linear_keys": "k_proj", "linear_values": "v_proj"}
+        parts |= {f"{own}.{one}": f"{name}.{other}" for one, other in linear.items()}
+        parts[f"{own}.final_linear"] = f"{name}.out_proj"
+    return {f"{theirs}.{one}.*": f"{ours}.{other}.*" for one, other in parts.items()} | {
+        f"{theirs}.self_attn.relative_positions_embeddings.weight": f"{ours}.table",
+        f"{side}.embeddings.make_embedding.emb_luts.0.weight": f"{side}.embed_tokens.weight",
+        f"{side}.layer_norm.*": f"{side}.layer_norm.*",
+    }
+
+
+OPENNMT = Names(
+    _opennmt("encoder", "transformer")
+    | _opennmt("decoder", "transformer_layers")
+    | {"generator.*": "output.*", "generator.0.*": "output.*"}
+)
+
+
+# The layers of the original Transformer-XL; queries, keys and values are one matrix there.
+TRANSFORMER_XL = Names(
+    {
+        "layers.#.dec_attn.o_net.weight": "decoder.layers.#.self_attn.out_proj.weight",
+        "layers.#.dec_attn.layer_norm.*": "decoder.layers.#.self_attn_layer_norm.*",
+        "layers.#.pos_ff.CoreNet.0.*": "decoder.layers.#.fc1.*",
+        "layers.#.pos_ff.CoreNet.3.*": "decoder.layers.#.fc2.*",
+        "layers.#.pos_ff.layer_norm.*": "decoder.layers.#.final_layer_norm.*",
+    }
+)
+
+
 def matching(name: str, templates: Iterable[str]) -> str | None:
     """Return the first of some templates that a name fits; None: there is none."""
     return next((template for template in templates if pattern(template).fullmatch(name)), None)

@@ -9,7 +9,6 @@ Klein et al. 2017 (arXiv:1701.02810); Shaw et al. 2018.
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from torch import Tensor
 
 from relpos_fairseq.conversion.external_model import Architecture, ExternalModel, import_weights
 from relpos_fairseq.conversion.layouts import State
+from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
+from relpos_fairseq.conversion.names import OPENNMT
 from relpos_fairseq.conversion.report import ConversionError, NotComparedError, PairProbe
 from relpos_fairseq.conversion.source import GeneratingSource
 from relpos_fairseq.conversion.vocabulary import order_words
@@ -25,8 +26,7 @@ from relpos_fairseq.conversion.weight_files import import_safetensors
 
 LENGTH = 1024  # positions, where nobody says
 SPECIAL = {"<s>": "<s>", "<pad>": "<blank>", "</s>": "</s>", "<unk>": "<unk>"}
-ATTENTION = {"query": "q", "keys": "k", "values": "v"}
-EMBEDDING = "embeddings.make_embedding.emb_luts.0.weight"
+BUFFERS = (".pe.pe", ".mask")
 # Options that must have one of these values; an option that is absent has its first.
 EXPRESSED = {
     "encoder_type": ("transformer",),
@@ -56,7 +56,7 @@ def read_opennmt(path: Path, checkpoint: dict[str, Any], length: int | None) -> 
     Raises:
         ConversionError: another architecture, or a part that fairseq's layers cannot express.
     """
-    options = dict(vars(checkpoint["opt"]))
+    options = Recorded(vars(checkpoint["opt"]))
     for name, values in EXPRESSED.items():
         if options.get(name, values[0]) not in values:
             raise ConversionError(
@@ -78,7 +78,8 @@ def read_opennmt(path: Path, checkpoint: dict[str, Any], length: int | None) -> 
         )
     if symbols.get("src_feats"):
         raise ConversionError(f"{path}: features of the source have no counterpart")
-    weights = _named(_tensors(path, checkpoint), path)
+    tensors = _tensors(path, checkpoint)
+    weights = _named(tensors, path)
     layers = tuple(
         1 + max(int(name.split(".")[2]) for name in weights if name.startswith(f"{side}.layers."))
         for side in ("encoder", "decoder")
@@ -110,7 +111,9 @@ def read_opennmt(path: Path, checkpoint: dict[str, Any], length: int | None) -> 
     languages = found if found[0] != found[1] else ("src", "tgt")
     model = ExternalModel("OpenNMT-py", path, weights, form, source, target, languages)
     _add_text(model, options)
-    return import_weights(model, length, _run)
+    imported = import_weights(model, length, _run)
+    imported.ledger = _ledger(path, options, tensors)
+    return imported
 
 
 def _run(pair: PairProbe) -> Tensor:
@@ -147,54 +150,27 @@ def _named(weights: State, path: Path) -> State:
         ConversionError: one has no counterpart, or an embedding is missing.
     """
     result = {}
-    for name, value in weights.items():
-        if name.endswith((".pe.pe", ".mask")):  # buffers
-            continue
-        found = _rename(name)
+    for name in (name for name in weights if not name.endswith(BUFFERS)):
+        found = OPENNMT.ours(name)
         if found is None:
             raise ConversionError(f"{path}: tensor {name} has no counterpart in relpos_transformer")
-        result[found] = value
+        result[found] = weights[name]
     for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
         if name not in result:
-            raise ConversionError(f"{path} has no {name.split('.')[0]}.{EMBEDDING}")
+            raise ConversionError(f"{path} has no {OPENNMT.theirs(name)}")
     result.setdefault("output.weight", result["decoder.embed_tokens.weight"])
     return result
 
 
-def _rename(name: str) -> str | None:
-    """Return fairseq's name of a tensor, None if it has none."""
-    side, _, rest = name.partition(".")
-    if side == "generator":
-        part = rest.rpartition(".")[2]
-        return f"output.{part}" if rest in (part, f"0.{part}") else None
-    if rest == EMBEDDING:
-        return f"{side}.embed_tokens.weight"
-    if rest.startswith("layer_norm."):
-        return name
-    match = re.fullmatch(r"(?:transformer|transformer_layers)\.(\d+)\.(.+)\.(weight|bias)", rest)
-    if match is None:
-        return None
-    layer, part, kind = match.groups()
-    place = f"{side}.layers.{layer}"
-    plain = {
-        "layer_norm": "self_attn_layer_norm",
-        "layer_norm_1": "self_attn_layer_norm",
-        "layer_norm_2": "encoder_attn_layer_norm",
-        "feed_forward.layer_norm": "final_layer_norm",
-        "feed_forward.w_1": "fc1",
-        "feed_forward.w_2": "fc2",
-        "self_attn.final_linear": "self_attn.out_proj",
-        "context_attn.final_linear": "encoder_attn.out_proj",
-    }
-    if part in plain:
-        return f"{place}.{plain[part]}.{kind}"
-    if part == "self_attn.relative_positions_embeddings":
-        return f"{place}.table"
-    block, _, linear = part.partition(".linear_")
-    theirs = {"self_attn": "self_attn", "context_attn": "encoder_attn"}
-    if block in theirs and linear in ATTENTION:
-        return f"{place}.{theirs[block]}.{ATTENTION[linear]}_proj.{kind}"
-    return None
+def _ledger(path: Path, options: Recorded, weights: State) -> Ledger:
+    """Return what became of a checkpoint."""
+    ledger = Ledger(weights, options, [path.name])
+    ledger.mark("files", USED, [path.name])
+    ledger.mark("tensors", USED, weights)
+    ledger.mark("tensors", NEUTRAL, [name for name in weights if name.endswith(BUFFERS)], "a buffer")
+    ledger.mark("keys", NEUTRAL, options, "of training and its data")
+    ledger.mark("keys", USED, options.read)
+    return ledger
 
 
 def _first(value: Any) -> float:

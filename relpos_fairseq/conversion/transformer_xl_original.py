@@ -28,6 +28,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from relpos_fairseq.conversion.layouts import State
+from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
+from relpos_fairseq.conversion.names import TRANSFORMER_XL, matching
 from relpos_fairseq.conversion.report import ConversionError, NotComparedError, PairProbe
 from relpos_fairseq.conversion.source import GeneratingSource
 from relpos_fairseq.conversion.vocabulary import NEVER, Vocabulary, order_words, take_rows
@@ -61,10 +63,11 @@ class OriginalXL:
         pre_norm: layer norm before blocks (pre_lnorm).
         dropout: probability, of attention's probabilities dropatt.
         notes: what a state_dict does not say, and is taken to be.
+        said: attributes of the module; none in a state_dict.
     """
 
     path: Path
-    state: dict[str, Tensor]
+    state: Recorded
     heads: int
     attn_type: int
     cutoffs: tuple[int, ...] = ()
@@ -75,6 +78,7 @@ class OriginalXL:
     pre_norm: bool = False
     dropout: tuple[float, float] = (0.1, 0.0)
     notes: list[str] = field(default_factory=list)
+    said: Recorded = field(default_factory=Recorded)
 
     @property
     def absolute(self) -> bool:
@@ -162,7 +166,36 @@ def read_original_xl(path: Path, data: Path | None) -> GeneratingSource:
         logits=_run,
         texts={"dict.txt": vocabulary.dictionary()},
         notes=original.notes,
+        ledger=_ledger(original),
     )
+
+
+# Attributes of the module, and tensors, that say nothing here, by the reason why.
+_NEUTRAL = {
+    "the tensors say it": "n_token d_embed d_model d_head n_layer div_val max_klen",
+    "of training": "training dump_patches sample_softmax tie_weight",
+    "states beyond the segment, which the original's evaluation sets": "ext_len",
+}
+_BUFFERS = {
+    "pos_emb.inv_freq": "frequencies of sinusoids, which are made anew",
+    "layers.#.dec_attn.r_w_bias": "repeats r_w_bias",
+    "layers.#.dec_attn.r_r_bias": "repeats r_r_bias",
+}
+
+
+def _ledger(original: OriginalXL) -> Ledger:
+    """Return what became of a model whose tensors and attributes have been read."""
+    ledger = Ledger(original.state, original.said, [original.path.name])
+    ledger.mark("files", USED, [original.path.name])
+    ledger.mark("keys", NEUTRAL, [name for name in original.said if name.startswith("_")], "of torch's module")
+    for reason, names in _NEUTRAL.items():
+        ledger.mark("keys", NEUTRAL, names.split(), reason)
+    ledger.mark("keys", USED, original.said.read)
+    for name in original.state.keys() - original.state.read:
+        if template := matching(name, _BUFFERS):
+            ledger.mark("tensors", NEUTRAL, [name], _BUFFERS[template])
+    ledger.mark("tensors", USED, original.state.read)
+    return ledger
 
 
 def _run(pair: PairProbe) -> Tensor:
@@ -200,7 +233,8 @@ def _read_model(path: Path) -> OriginalXL:
 
 
 def _of_module(path: Path, module: Any) -> OriginalXL:
-    state, said = tensors_of(module), vars(module)
+    state = Recorded(tensors_of(module))
+    said = Recorded({name: v for name, v in vars(module).items() if isinstance(v, int | float | str | None)})
     crit, layers = module._modules.get("crit"), module._modules["layers"]._modules
     attention = layers["0"]._modules["dec_attn"]
     return OriginalXL(
@@ -215,12 +249,13 @@ def _of_module(path: Path, module: Any) -> OriginalXL:
         same_length=bool(said.get("same_length")),
         pre_norm=bool(getattr(attention, "pre_lnorm", False)),
         dropout=(float(module._modules["drop"].p), float(attention._modules["dropatt"].p)),
+        said=said,
     )
 
 
 def _of_state(path: Path, state: dict[str, Any]) -> OriginalXL:
     kind = 0 if "r_r_bias" in state else 1 if "r_bias" in state else 3 if "r_emb" in state else 2
-    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    tensors = Recorded({name: value for name, value in state.items() if isinstance(value, Tensor)})
     cutoffs = tuple(itertools.accumulate(map(len, embeddings(tensors))))[:-1]
     if not cutoffs and "crit.cluster_weight" in tensors:
         raise ConversionError(f"{path}: a state_dict does not say its cut-offs: {_WHOLE}")
@@ -308,17 +343,6 @@ def read_vocabulary(folder: Path, types: int) -> Vocabulary:
 
 
 SEGMENT, MEMORY = 128, 0  # where a state_dict does not say
-_LAYER = {
-    "dec_attn.o_net.weight": "self_attn.out_proj.weight",
-    "dec_attn.layer_norm.weight": "self_attn_layer_norm.weight",
-    "dec_attn.layer_norm.bias": "self_attn_layer_norm.bias",
-    "pos_ff.CoreNet.0.weight": "fc1.weight",
-    "pos_ff.CoreNet.0.bias": "fc1.bias",
-    "pos_ff.CoreNet.3.weight": "fc2.weight",
-    "pos_ff.CoreNet.3.bias": "fc2.bias",
-    "pos_ff.layer_norm.weight": "final_layer_norm.weight",
-    "pos_ff.layer_norm.bias": "final_layer_norm.bias",
-}
 
 
 def xl_values(original: OriginalXL, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -393,10 +417,9 @@ def xl_state(original: OriginalXL, vocabulary: Vocabulary) -> State:
     """
     if any(row >= original.bands[0][1] for row in vocabulary.rows[:4]):
         raise ConversionError(f"{original.path}: <eos> and <unk> must lie in the first band")
-    found = {}
+    found = {ours: original.state[name] for name in original.state if (ours := TRANSFORMER_XL.ours(name))}
     for layer in range(original.layers):
-        prefix, target = f"layers.{layer}.", f"decoder.layers.{layer}."
-        found |= {target + new: original.state[prefix + old] for old, new in _LAYER.items()}
+        target = f"decoder.layers.{layer}."
         parts = projections(original, layer)
         found |= {f"{target}self_attn.{name}_proj.weight": part for name, part in zip("qkv", parts, strict=True)}
         if original.absolute:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from conversion.test_conversion_heads import CASES, write
+from conversion.test_conversion_translation import marian, opennmt
 
+from helpers import transformer_xl_original as original
 from helpers.commands import relpos
+from helpers.conversion import fairseq_roberta
 from helpers.tokenizers import ODD
 from relpos_fairseq.conversion.ledger import LOST, NEUTRAL, USED, Ledger, Recorded
-from relpos_fairseq.conversion.reading import read_encoder
+from relpos_fairseq.conversion.reading import read, read_encoder
 
 
 def told(folder, capsys, *arguments) -> str:
@@ -95,3 +99,51 @@ def test_a_checkpoint_names_no_file_elsewhere(tmp_path):
     state["conversion"]["kept_files"] += ["../secret", str(tmp_path / "secret"), "1_a/../../secret", "dict.txt"]
     torch.save(state, tmp_path / "ours" / "model.pt")
     assert list(read_encoder(tmp_path / "ours").kept_files) == ["modules.json"]
+
+
+def sources(folder) -> dict[str, Path]:
+    """A model of every format but transformers' encoders, whose folders are tested above."""
+    made = {name: folder / name for name in ("marian", "opennmt", "xl", "exported", "translation")}
+    marian(made["marian"])
+    for name in ("opennmt", "xl"):
+        made[name].mkdir()
+    opennmt(max_relative_positions=3).save(made["opennmt"] / "step_1.pt")
+    original.save(original.model(20), made["xl"] / "model.pt")
+    (made["xl"] / "vocab.txt").write_text("".join(f"w{n}\n" for n in range(20)))
+    made["opennmt"], made["xl"] = made["opennmt"] / "step_1.pt", made["xl"] / "model.pt"
+    for style in ("argparse", "legacy", "dataclass"):
+        (folder / style).mkdir()
+        made[style] = fairseq_roberta(folder / style, style)[0]
+    write(folder / "bert", "ForSequenceClassification")
+    assert relpos("convert", folder / "bert", "--to", "m4", "--approximate", "--out", folder / "ours") == 0
+    made["ours"] = folder / "ours" / "model.pt"
+    assert relpos("export", "transformers", made["ours"], made["exported"]) == 0
+    assert relpos("convert", made["marian"], "--to", "same", "--out", folder / "en-de") == 0
+    assert relpos("export", "transformers", folder / "en-de" / "model.pt", made["translation"]) == 0
+    return made
+
+
+def test_every_format_has_a_ledger_that_loses_nothing(tmp_path):
+    lost = {}
+    for name, path in sources(tmp_path).items():
+        ledger = read(path).ledger
+        lost |= {name: ledger.lost} if ledger.lost else {}
+        assert all(ledger.named(kind, USED) for kind in ("tensors", "keys", "files")), name
+    assert lost == {}
+
+
+def test_what_a_format_has_beside_is_named(tmp_path):
+    """Keys that change outputs, options of fairseq's that ours has not, tensors that are no sinusoids."""
+    made = sources(tmp_path)
+    for name in ("marian", "exported", "translation"):
+        config = json.loads((made[name] / "config.json").read_text())
+        (made[name] / "config.json").write_text(json.dumps(config | {"attention_bias_kind": "novel"}))
+    for name in ("ours", "dataclass"):
+        state = torch.load(made[name], weights_only=False)
+        state["cfg"]["model"]["spectral_norm_classification_head"] = True
+        torch.save(state, made[name])
+    for name, said in {
+        **dict.fromkeys(("marian", "exported", "translation"), "config key attention_bias_kind ('novel')"),
+        **dict.fromkeys(("ours", "dataclass"), "config key spectral_norm_classification_head (True)"),
+    }.items():
+        assert [line.partition(": ")[0] for line in read(made[name]).ledger.lost] == [said], name

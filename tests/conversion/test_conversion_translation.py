@@ -56,6 +56,8 @@ def marian(folder, own_vocabularies: bool = False, **values):
         pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{side}.spm"))
         for number in range(3, 27):
             vocabulary.setdefault(pieces.id_to_piece(number), len(vocabulary))
+        (folder / f"{side}.vocab").unlink()
+    (folder / "lines").unlink()
     vocabulary[">>fra<<"] = len(vocabulary)
     pad = vocabulary["<pad>"] = len(vocabulary)
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
