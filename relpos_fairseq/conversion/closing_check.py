@@ -47,6 +47,7 @@ def open_folder(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
     if found["missing"] or found["unread"] or not asked["text"]:
         return found
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **how)
+    tokenizer.padding_side = "right"  # absolute positions of transformers count padding on the left
     batch = tokenizer(list(TEXTS), padding=True, truncation=True, return_tensors="pt")
     found["ids"], found["mask"] = batch["input_ids"].tolist(), batch["attention_mask"].tolist()
     found["segments"] = batch["token_type_ids"].tolist() if "token_type_ids" in batch else None

@@ -63,18 +63,21 @@ def to_hf(
         if name in state:
             state[name] = vocabulary.put(state[name])
     offset = vocabulary.rows[1] + 1 if family.padded else 0  # RoBERTa's first position is row pad_token_id + 1
-    length = _positions(scheme, state, source.values, family, offset)
+    length = _positions(scheme, state, source, family, offset)
     names = Names(family.rows | family.tables | family.classifier)
     weights = {
         family.whole(names.theirs(ours)): value for ours, value in state.items() if not ours.endswith("version")
     } | kept
-    config = _config(source, family, vocabulary) | {
-        "architectures": [family.stem + kind.suffix],
-        "position_embedding_type": scheme.elsewhere["transformers"],
-        "max_position_embeddings": length,
-        "type_vocab_size": len(state["token_types"]),
-    }
-    config |= source.named
+    config = (
+        _config(source, family, vocabulary)
+        | source.named
+        | {
+            "architectures": [family.stem + kind.suffix],
+            "position_embedding_type": scheme.elsewhere["transformers"],
+            "max_position_embeddings": length,
+            "type_vocab_size": len(state["token_types"]),
+        }
+    )
     if kind is CLASSIFIER:
         config |= _problem(source, len(state[SHOWN_BY[kind.kind]]))
     return config, weights, report
@@ -129,25 +132,26 @@ def _expressible(source: EncoderSource) -> tuple[type[PositionScheme], State, Co
     raise ConversionError(f"Hugging Face's BERT and RoBERTa have {kinds} alone: {'; '.join(reasons)}")
 
 
-def _positions(scheme: type[PositionScheme], state: State, values: dict[str, Any], family: Family, offset: int) -> int:
+def _positions(scheme: type[PositionScheme], state: State, source: EncoderSource, family: Family, offset: int) -> int:
     """Make Hugging Face's tables of positions and token types in `state`; return max_position_embeddings.
 
     A table of absolute positions gets `offset` rows of zeros before its first.
     """
     shared, (name,) = f"{ENCODER}.positions.shared", scheme.tables
-    length, width = int(values["max_positions"]), state[EMBEDDING].size(1)
+    length, width = int(source.values["max_positions"]), state[EMBEDDING].size(1)
     if scheme.has_position_table():
         table = state.pop(f"{shared}.0.{name}")
         length += offset
         state["positions"] = torch.cat([table.new_zeros(offset, width), table])
     else:
-        for layer in range(values["encoder_layers"]):
+        for layer in range(source.values["encoder_layers"]):
             table = state.pop(f"{ENCODER}.layers.{layer}.self_attn.position.0.{name}")
             state[f"distances.{layer}"] = table[0].flip(0).contiguous()
         state["positions"] = state[EMBEDDING].new_zeros(length, width)
     types = state.pop(f"{shared}.{int(scheme.has_position_table())}.table", None)
     if types is None:
-        types = state[EMBEDDING].new_zeros(2 if family.name == "bert" else 1, width)
+        had = source.named.get("type_vocab_size") if family.name == source.family else None
+        types = state[EMBEDDING].new_zeros(had or (2 if family.name == "bert" else 1), width)
     elif family.name != "bert" and bool((types == types[:1]).all()):
         types = types[:1].clone()
     state["token_types"] = types

@@ -30,6 +30,8 @@ from relpos_fairseq.heads import CLASSIFIER, HEAD, MASKED_LM, MODEL, REGRESSION,
 from relpos_fairseq.schemes import scheme_class
 
 EMBEDDING, LM_WEIGHT, LM_BIAS = f"{ENCODER}.embed_tokens.weight", "encoder.lm_head.weight", "encoder.lm_head.bias"
+# Keys of config.json that are written as they were.
+NAMED = ("id2label", "label2id", "type_vocab_size")
 # What tells that a head is there, by the kind of its output.
 SHOWN_BY = {
     MASKED_LM.kind: LM_BIAS,
@@ -62,7 +64,7 @@ def read_huggingface(path: Path) -> EncoderSource:
         problem=folder.config.get("problem_type"),
         head=(folder.head or (MASKED_LM if kinds else MODEL)).suffix,
         family=folder.family.name,
-        named={key: folder.config[key] for key in ("id2label", "label2id") if folder.config.get(key)},
+        named={key: folder.config[key] for key in NAMED if folder.config.get(key)},
         kept=folder.kept,
         ledger=folder.ledger,
         library=transformers_release(),

@@ -75,7 +75,7 @@ class EncoderSource(Source):
         head: what the name of its class in transformers ends in; empty: not known.
         kept: tensors that no model here reads, by their names in transformers, for the way back.
         family: transformers' model_type of the folder that it was; empty: it was none.
-        named: what that folder's config.json says of the names of classes (`id2label`, `label2id`).
+        named: keys of its config.json that are written as they were: names of classes, token types.
         kept_files: files that no model here reads, by their places in its folder.
         source_rows: for a converted checkpoint, the numbers that its rows had before.
         outputs: runs the source in its own library, on (tokens, segments) in fairseq's order of
