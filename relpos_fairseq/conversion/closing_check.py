@@ -1,7 +1,8 @@
 """Open a written folder in a process of its own, by transformers' Auto class and pipeline, and compare it with ours.
 
-Run as a program (`FOLDER REQUEST ANSWER`, JSON files), this file loads the folder and writes what came; it imports
-nothing of this package.  `check_folder` runs it and compares ids, names of classes, outputs, the loss, the pipeline.
+Run as a program, this file opens the folders that its input names, a line of JSON each, and answers on the file
+descriptor that its argument names; it imports nothing of this package. `check_folder` asks it and compares ids,
+classes, outputs, the loss, the pipeline. The program stays as long as the process that asked first.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -160,19 +162,56 @@ def check_folder(
     return f"{said}: ids, {', '.join(compared)}{' and its pipeline' * ('piped' in found)} are ours"
 
 
+@dataclass
+class _Opener:
+    """The program that opens folders, begun by this process under this environment."""
+
+    owner: tuple
+    program: subprocess.Popen
+    answers: TextIO
+    place: tempfile.TemporaryDirectory
+
+    @classmethod
+    def begin(cls, owner: tuple) -> _Opener:
+        place = tempfile.TemporaryDirectory()
+        read, write = os.pipe()
+        program = subprocess.Popen(
+            [sys.executable, "-c", BOOT, __file__, str(write)],
+            env=os.environ | {"PYTHONPATH": owner[1], "HF_MODULES_CACHE": place.name},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[write],
+            text=True,
+        )
+        os.close(write)
+        return cls(owner, program, os.fdopen(read, encoding="utf-8"), place)
+
+    def ask(self, folder: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
+        """Return its answer; None: it has ended."""
+        try:
+            print(json.dumps([str(folder.absolute()), asked]), file=self.program.stdin, flush=True)
+        except BrokenPipeError:
+            return None
+        line = self.answers.readline()
+        return json.loads(line) if line else None
+
+
+_opener: list[_Opener] = []
+
+
 def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     root = str(Path(__file__).resolve().parents[2])
-    paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    with tempfile.TemporaryDirectory() as place:
-        request, answer = Path(place, "request.json"), Path(place, "answer.json")
-        request.write_text(json.dumps(asked))
-        command = [sys.executable, "-c", BOOT, __file__, str(folder.absolute()), str(request), str(answer)]
-        environment = os.environ | {"PYTHONPATH": paths, "HF_MODULES_CACHE": str(Path(place, "modules"))}
-        done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", errors="replace")
-        if done.returncode or not answer.is_file():
-            last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no message"]
-            raise NotOpenedError(f"transformers does not open it: {last[0].strip()[:200]}")
-        return json.loads(answer.read_text())
+    owner = (os.getpid(), os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]), sys.executable)
+    if not _opener or _opener[0].owner != owner:  # a fork has one of its own
+        _opener[:] = [_Opener.begin(owner)]
+    found = _opener[0].ask(folder, asked)
+    if found is None:
+        status = _opener.pop().program.wait()
+        raise NotOpenedError(f"transformers does not open it: its process ended with status {status}")
+    if "error" in found:
+        raise NotOpenedError(f"transformers does not open it: {found['error'][:200]}")
+    return found
 
 
 def _outputs(kind: str, ours: Mapping, theirs: Mapping, real: torch.Tensor, order: torch.Tensor) -> list[str]:
@@ -225,5 +264,17 @@ def _same(name: str, theirs: Any, ours: Any) -> None:
         raise NotOpenedError(f"its {name} are {str(theirs)[:80]}, ours {str(ours)[:80]}")
 
 
+def serve(answers: int) -> None:
+    """Answer the requests of the standard input, a line of JSON each, on a file descriptor."""
+    with os.fdopen(answers, "w", encoding="utf-8") as file:
+        for line in sys.stdin:
+            try:
+                found = open_folder(*json.loads(line))
+            except Exception as error:  # whatever a release makes of a folder
+                last = [part for part in str(error).splitlines() if part.strip()][-1:]
+                found = {"error": f"{type(error).__name__}: {''.join(last).strip()}"}
+            print(json.dumps(found), file=file, flush=True)
+
+
 if __name__ == "__main__":
-    Path(sys.argv[3]).write_text(json.dumps(open_folder(sys.argv[1], json.loads(Path(sys.argv[2]).read_text()))))
+    serve(int(sys.argv[1]))
