@@ -15,6 +15,7 @@ from relpos_fairseq.io.errors import UserError
 
 HEAD = "sentence_classification_head"  # fairseq's name of the head of sentence_prediction
 SPAN_HEAD = "question_answering"  # the default of --span-head-name, so that it is loaded
+TOKEN_HEAD = "token_classification"
 REGRESSION, SINGLE, SEVERAL = "regression", "single_label_classification", "multi_label_classification"
 
 
@@ -23,7 +24,7 @@ class Head:
     """A kind of head."""
 
     suffix: str  # of the name of transformers' class, after that of the family
-    kind: str  # the output that is compared: logits, classification, spans; none for a model without a head
+    kind: str  # the output that is compared: logits, classification, spans, tokens, choices; none without a head
     pipeline: str  # of transformers, that runs it on text
 
     @property
@@ -37,7 +38,9 @@ MASKED_LM = Head("ForMaskedLM", "logits", "fill-mask")
 PRE_TRAINING = Head("ForPreTraining", "logits", "")
 CLASSIFIER = Head("ForSequenceClassification", "classification", "text-classification")
 SPANS = Head("ForQuestionAnswering", "spans", "question-answering")
-HEADS = (MODEL, MASKED_LM, PRE_TRAINING, CLASSIFIER, SPANS)
+TOKENS = Head("ForTokenClassification", "tokens", "token-classification")
+CHOICES = Head("ForMultipleChoice", "choices", "")  # fairseq's sentence_ranking: a classifier of one output
+HEADS = (MODEL, MASKED_LM, PRE_TRAINING, CLASSIFIER, SPANS, TOKENS, CHOICES)
 
 
 def head_of(config: dict[str, Any], where: str) -> Head | None:
@@ -83,3 +86,8 @@ def loss_of(problem: str | None, logits: Tensor, labels: Tensor) -> Tensor:
     if kind == SEVERAL:
         return nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
     return nn.functional.cross_entropy(logits, labels.flatten())
+
+
+def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross entropy of logits (..., C) of the labels (...) other than -100, of tokens or of choices."""
+    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
