@@ -6,6 +6,7 @@ labels are classes, and other labels are of several classes each, as there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +41,12 @@ CLASSIFIER = Head("ForSequenceClassification", "classification", "text-classific
 SPANS = Head("ForQuestionAnswering", "spans", "question-answering")
 TOKENS = Head("ForTokenClassification", "tokens", "token-classification")
 CHOICES = Head("ForMultipleChoice", "choices", "")  # fairseq's sentence_ranking: a classifier of one output
-HEADS = (MODEL, MASKED_LM, PRE_TRAINING, CLASSIFIER, SPANS, TOKENS, CHOICES)
+HUGGING_FACE_HEADS = (MODEL, MASKED_LM, PRE_TRAINING, CLASSIFIER, SPANS)  # that its own folders are read with
+HEADS = (*HUGGING_FACE_HEADS, TOKENS, CHOICES)
 
 
-def head_of(config: dict[str, Any], where: str) -> Head | None:
-    """Return the head that a config.json names; None: it names none, or its library's old class with an LM head.
+def head_of(config: dict[str, Any], where: str, heads: Sequence[Head] = HUGGING_FACE_HEADS) -> Head | None:
+    """Return the head, of those that are read, that a config.json names; None: none, or an old class with an LM head.
 
     Raises:
         UserError: a head that is not converted.
@@ -53,13 +55,13 @@ def head_of(config: dict[str, Any], where: str) -> Head | None:
     if not isinstance(named, list) or not isinstance(named[0], str):
         raise UserError(f"{where}/config.json: architectures must be a list of names, got {named!r}")
     named = named[0]
-    for head in HEADS:
+    for head in heads:
         if named.endswith(head.suffix):
             return head
     if "For" not in named:
         return None
     raise UserError(
-        f"{where} is a {named}, whose head no model here has: {', '.join(head.suffix for head in HEADS)} are converted"
+        f"{where} is a {named}, whose head no model here has: {', '.join(head.suffix for head in heads)} are converted"
     )
 
 

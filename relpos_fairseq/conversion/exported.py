@@ -12,7 +12,7 @@ from relpos_fairseq.conversion.report import ConversionError, outputs_of
 from relpos_fairseq.conversion.source import GeneratingSource, SourceModel
 from relpos_fairseq.conversion.weight_files import read_json, read_weights
 from relpos_fairseq.conversion.writer import RANKING, GeneratingModel, check_rows
-from relpos_fairseq.heads import CHOICES, HEAD, SPAN_HEAD, head_of
+from relpos_fairseq.heads import CHOICES, HEAD, HEADS, SPAN_HEAD, head_of
 from relpos_fairseq.models.building import (
     EMBEDDING,
     GENERATING_KINDS,
@@ -87,7 +87,7 @@ def _exported_task(config: dict[str, Any], state: State, folder: Path) -> dict[s
     """
     task = dict(config.get("task") or {})
     classifies = any(name.startswith(CLASSIFIER) for name in state)
-    ranks = classifies and head_of(config, str(folder)) is CHOICES
+    ranks = classifies and head_of(config, str(folder), HEADS) is CHOICES
     has = {
         "sentence_prediction": classifies and not ranks,
         RANKING: ranks,
