@@ -6,6 +6,7 @@ labels are classes, and other labels are of several classes each, as there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from relpos_fairseq.io.errors import UserError
 
 HEAD = "sentence_classification_head"  # fairseq's name of the head of sentence_prediction
 SPAN_HEAD = "question_answering"  # the default of --span-head-name, so that it is loaded
+TOKEN_HEAD = "token_classification"
 REGRESSION, SINGLE, SEVERAL = "regression", "single_label_classification", "multi_label_classification"
 
 
@@ -23,7 +25,7 @@ class Head:
     """A kind of head."""
 
     suffix: str  # of the name of transformers' class, after that of the family
-    kind: str  # the output that is compared: logits, classification, spans; none for a model without a head
+    kind: str  # the output that is compared: logits, classification, spans, tokens, choices; none without a head
     pipeline: str  # of transformers, that runs it on text
 
     @property
@@ -37,11 +39,14 @@ MASKED_LM = Head("ForMaskedLM", "logits", "fill-mask")
 PRE_TRAINING = Head("ForPreTraining", "logits", "")
 CLASSIFIER = Head("ForSequenceClassification", "classification", "text-classification")
 SPANS = Head("ForQuestionAnswering", "spans", "question-answering")
-HEADS = (MODEL, MASKED_LM, PRE_TRAINING, CLASSIFIER, SPANS)
+TOKENS = Head("ForTokenClassification", "tokens", "token-classification")
+CHOICES = Head("ForMultipleChoice", "choices", "")  # fairseq's sentence_ranking: a classifier of one output
+HUGGING_FACE_HEADS = (MODEL, MASKED_LM, PRE_TRAINING, CLASSIFIER, SPANS)  # that its own folders are read with
+HEADS = (*HUGGING_FACE_HEADS, TOKENS, CHOICES)
 
 
-def head_of(config: dict[str, Any], where: str) -> Head | None:
-    """Return the head that a config.json names; None: it names none, or its library's old class with an LM head.
+def head_of(config: dict[str, Any], where: str, heads: Sequence[Head] = HUGGING_FACE_HEADS) -> Head | None:
+    """Return the head, of those that are read, that a config.json names; None: none, or an old class with an LM head.
 
     Raises:
         UserError: a head that is not converted.
@@ -50,13 +55,13 @@ def head_of(config: dict[str, Any], where: str) -> Head | None:
     if not isinstance(named, list) or not isinstance(named[0], str):
         raise UserError(f"{where}/config.json: architectures must be a list of names, got {named!r}")
     named = named[0]
-    for head in HEADS:
+    for head in heads:
         if named.endswith(head.suffix):
             return head
     if "For" not in named:
         return None
     raise UserError(
-        f"{where} is a {named}, whose head no model here has: {', '.join(head.suffix for head in HEADS)} are converted"
+        f"{where} is a {named}, whose head no model here has: {', '.join(head.suffix for head in heads)} are converted"
     )
 
 
@@ -83,3 +88,8 @@ def loss_of(problem: str | None, logits: Tensor, labels: Tensor) -> Tensor:
     if kind == SEVERAL:
         return nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
     return nn.functional.cross_entropy(logits, labels.flatten())
+
+
+def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross entropy of logits (..., C) of the labels (...) other than -100, of tokens or of choices."""
+    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())

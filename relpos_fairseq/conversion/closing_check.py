@@ -33,7 +33,8 @@ def open_folder(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
     Args:
         folder: the folder.
         asked: `auto`, `pipeline` and `kind` of its head; `trust`, whether its code may be imported; `text`, whether it
-            has a tokenizer; a classifier's `problem` and number of `classes`.
+            has a tokenizer; a classifier's `problem` and number of `classes`.  The choices of multiple choice are the
+            texts.
     """
     import transformers
 
@@ -55,10 +56,16 @@ def open_folder(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
     found["segments"] = batch["token_type_ids"].tolist() if "token_type_ids" in batch else None
     found["plain"] = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
     found["pair"] = tokenizer(*PAIR)["input_ids"]
+    choices = asked["kind"] == "choices"
     alone = tokenizer(TEXTS[0], truncation=True, return_tensors="pt")  # without padding, which a loss may count
+    alone = batch if choices else alone
     found["alone"] = alone["input_ids"].tolist()
+
+    def shaped(rows: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: part[None] if choices else part for name, part in rows.items()}
+
     with torch.no_grad():
-        output = model(**batch)
+        output = model(**shaped(batch))
     names = ("logits", "prediction_logits", "start_logits", "end_logits", "last_hidden_state")
     found["outputs"] = {name: output[name].tolist() for name in names if name in output}
     longest = tokenizer.model_max_length
@@ -66,22 +73,28 @@ def open_folder(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
         cut = tokenizer("a man " * longest, truncation=True, return_tensors="pt")
         found["cut"] = cut["input_ids"].size(1)
         with torch.no_grad():
-            model(**cut)
+            model(**shaped(cut))
     short = asked["pipeline"] == "question-answering" and longest < 32  # no question fits
     if asked["pipeline"] in transformers.pipelines.SUPPORTED_TASKS and not short:
         made = transformers.pipeline(asked["pipeline"], model=model, tokenizer=tokenizer)
         ends = f" {tokenizer.mask_token}" if asked["pipeline"] == "fill-mask" else ""
         lengths = ((part + ends, len(tokenizer(part + ends)["input_ids"])) for part in (TEXTS[0][:-1], "a", ""))
         text = next(text for text, length in lengths if length <= longest)  # pipelines do not truncate
-        more = {"fill-mask": {"top_k": 5}, "text-classification": {"top_k": None}}.get(asked["pipeline"], {})
+        more = {
+            "fill-mask": {"top_k": 5},
+            "text-classification": {"top_k": None},
+            "token-classification": {"ignore_labels": []},
+        }.get(asked["pipeline"], {})
         if asked["pipeline"] == "question-answering":
             stride = max(1, min(128, longest // 8))  # its own is too long for a short model
             found["piped"] = made(question=PAIR[0], context=PAIR[1], doc_stride=stride)["answer"]
         else:
             found["piped"] = made(text, **more)
+            if asked["pipeline"] == "token-classification":
+                found["piped"] = [[one["index"], one["entity"], float(one["score"])] for one in found["piped"]]
             found["piped_ids"] = tokenizer(text)["input_ids"]
     with torch.no_grad():  # last, since it may set the config's problem_type
-        loss = model(**alone, **labels_for(asked, alone["input_ids"])).get("loss")
+        loss = model(**shaped(alone), **labels_for(asked, alone["input_ids"])).get("loss")
     return found | {"loss": None if loss is None else float(loss)}
 
 
@@ -92,6 +105,11 @@ def labels_for(asked: Mapping[str, Any], ids: torch.Tensor) -> dict[str, torch.T
         return {"labels": torch.where((torch.arange(ids.size(1)) % 3 == 1).expand_as(ids), LABEL, -100)}
     if kind == "spans":
         return {"start_positions": rows + 1, "end_positions": rows + 2}
+    if kind == "tokens":
+        places = torch.arange(ids.size(1)).expand_as(ids)
+        return {"labels": torch.where(places % 3 == 1, -100, places % asked["classes"])}
+    if kind == "choices":
+        return {"labels": torch.tensor([1])}
     if kind != "classification":
         return {}
     if asked["problem"] == "single_label_classification":
@@ -152,7 +170,7 @@ def check_folder(
     theirs = {name: torch.tensor(value, dtype=torch.float64) for name, value in found["outputs"].items()}
     compared = _outputs(asked["kind"], ours, theirs, real, order)
     alone = torch.tensor(found["alone"])
-    single = torch.tensor([[row_of[number] for number in found["alone"][0]]])
+    single = torch.tensor([[row_of[number] for number in row] for row in found["alone"]])
     expected = loss(outputs(single, torch.zeros_like(single)), labels_for(asked, alone))
     if found["loss"] is not None and expected is not None:
         _close("loss", torch.tensor(found["loss"]).double(), expected)
@@ -220,8 +238,11 @@ def _outputs(kind: str, ours: Mapping, theirs: Mapping, real: torch.Tensor, orde
         stacked = torch.stack([theirs["start_logits"], theirs["end_logits"]], -1)
         _close("span logits", stacked[real], ours["spans"][real])
         return ["span logits"]
-    if kind == "classification":
-        _close("logits", theirs["logits"], ours["classification"])
+    if kind in ("classification", "choices"):
+        _close("logits", theirs["logits"], ours[kind])
+        return ["logits"]
+    if kind == "tokens":
+        _close("logits", theirs["logits"][real], ours["tokens"][real])
         return ["logits"]
     if kind == "logits":
         found = theirs.get("logits", theirs.get("prediction_logits"))
@@ -241,6 +262,8 @@ def _piped(asked: Mapping, found: Mapping, row_of: Mapping[int, int], order: tor
         for one in found["piped"]:
             _close("fill-mask", torch.tensor(one["score"]).double(), probabilities[sorted(row_of).index(one["token"])])
         return
+    if asked["pipeline"] == "token-classification":
+        _entities(found["piped"], ours["tokens"][0].softmax(-1), asked["names"])
     if asked["pipeline"] != "text-classification":
         return
     logits = ours["classification"][0]
@@ -251,6 +274,14 @@ def _piped(asked: Mapping, found: Mapping, row_of: Mapping[int, int], order: tor
         return  # the pipeline cannot tell classes of one name
     named = {one["label"]: one["score"] for one in found["piped"]}
     _close("text-classification", torch.tensor([named[name] for name in asked["names"]]).double(), scores)
+
+
+def _entities(piped: Sequence[tuple[int, str, float]], ours: torch.Tensor, names: Sequence[str]) -> None:
+    """Compare the tokens that a pipeline names, each with its class and score, with probabilities (L, C)."""
+    if len({*names}) < len(names):
+        return  # classes of one name cannot be told apart
+    for place, name, score in piped:
+        _close("token-classification", torch.tensor(score).double(), ours[place, names.index(name)])
 
 
 def _close(name: str, theirs: torch.Tensor, ours: torch.Tensor) -> None:

@@ -14,8 +14,8 @@ from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.report import ConversionError, outputs_of
 from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource
 from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
-from relpos_fairseq.conversion.writer import GeneratingModel, check_rows
-from relpos_fairseq.heads import HEAD, SPAN_HEAD
+from relpos_fairseq.conversion.writer import RANKING, GeneratingModel, check_rows
+from relpos_fairseq.heads import CHOICES, HEAD, HEADS, SPAN_HEAD, head_of
 from relpos_fairseq.models.building import (
     EMBEDDING,
     GENERATING_KINDS,
@@ -56,7 +56,7 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
         state=state,
         values=values,
         files=asset_files_of(text),
-        task=_exported_task(config, state),
+        task=_exported_task(config, state, folder),
         labels=labels_of(config, len(config.get("id2label") or ())),
         library="relpos_roberta",
         outputs=lambda tokens, segments: outputs_of(build_roberta(values, state), tokens, segments),
@@ -104,24 +104,30 @@ def _exported_state(weights: State, folder: Path) -> State:
     return state
 
 
-def _exported_task(config: dict[str, Any], state: State) -> dict[str, Any]:
+def _exported_task(config: dict[str, Any], state: State, folder: Path) -> dict[str, Any]:
     """Return options of the task that an exported RoBERTa's heads are for.
 
     A head that transformers added has the input format of the task before it.
     """
     task = dict(config.get("task") or {})
+    classifies = any(name.startswith(CLASSIFIER) for name in state)
+    ranks = classifies and head_of(config, str(folder), HEADS) is CHOICES
     has = {
-        "sentence_prediction": any(name.startswith(CLASSIFIER) for name in state),
+        "sentence_prediction": classifies and not ranks,
+        RANKING: ranks,
         "question_answering": any(name.startswith(SPANS) for name in state),
     }
+    wanted = RANKING if ranks else "sentence_prediction"
     if task.get("_name") in has and not has[task["_name"]]:
         task["_name"] = "masked_lm"  # the head was left behind
-    if has["sentence_prediction"] and task.get("_name") != "sentence_prediction":
+    if classifies and task.get("_name") != wanted:
         two = config.get("pair_separators", 1)
-        task |= {"_name": "sentence_prediction", "init_token": 0}
+        task |= {"_name": wanted, "init_token": 0}
         task["separator_token"] = 2 if two else None
-    if task.get("_name") == "sentence_prediction":
+        task.pop("num_classes", None)  # of another task
+    if classifies:
         task["classification_head_name"] = HEAD
+    if has["sentence_prediction"]:
         task["regression_target"] = config.get("problem_type") == "regression" or (
             len(state[f"{CLASSIFIER}out_proj.weight"]) == 1
         )

@@ -31,7 +31,19 @@ from relpos_fairseq.conversion.report import ConversionError, ConversionReport, 
 from relpos_fairseq.conversion.source import EncoderSource, plan_of, separators_of
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint
 from relpos_fairseq.conversion.weight_files import import_safetensors
-from relpos_fairseq.heads import CLASSIFIER, MASKED_LM, MODEL, PRE_TRAINING, SPANS, Head, loss_of, problem_of
+from relpos_fairseq.heads import (
+    CHOICES,
+    CLASSIFIER,
+    MASKED_LM,
+    MODEL,
+    PRE_TRAINING,
+    SPANS,
+    TOKENS,
+    Head,
+    class_loss,
+    loss_of,
+    problem_of,
+)
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class
@@ -326,7 +338,7 @@ def check_written(
     """
     told = source.named.get("id2label") or config.get("id2label", {})
     names = [name for _, name in sorted((int(n), name) for n, name in told.items())]
-    names = names if head is CLASSIFIER else None
+    names = names if head in (CLASSIFIER, TOKENS) else None
     problem = problem_of(config.get("problem_type"), len(names or ()))
     number_of = {symbol: n for symbol, n in zip(symbols_of(source.files), numbers, strict=False) if n >= 0}
     place = next((path.parent for path in source.files if path.name != DICTIONARY), None)
@@ -345,6 +357,8 @@ def check_written(
             known = torch.tensor([row for _, row in sorted((n, row) for row, n in enumerate(numbers) if n >= 0)])
             return cross_entropy(ours["logits"][..., known].flatten(0, 1), labels["labels"].flatten())
         found = ours[head.kind]
+        if head in (TOKENS, CHOICES):
+            return class_loss(found, labels["labels"])
         if head is SPANS:
             parts = zip(found.unbind(-1), (labels["start_positions"], labels["end_positions"]), strict=True)
             return sum(cross_entropy(logits, places) for logits, places in parts) / 2
@@ -364,14 +378,19 @@ def check_written(
 
 
 def _with_head(source: EncoderSource, head: Head, chosen: str | None) -> Callable[[Tensor, Tensor | None], Outputs]:
-    """Return what runs a relpos_roberta with a head on rows and segments, the latter as far as it reads them."""
+    """Return what runs a relpos_roberta with a head on rows and segments, the latter as far as it reads them.
+
+    For multiple choice the rows are the choices of one question.
+    """
+    kind = CLASSIFIER.kind if head is CHOICES else head.kind
     reads = source.plan.segment_encoding != "none"
 
     def run(rows: Tensor, segments: Tensor | None) -> Outputs:
         zeros = torch.zeros_like(rows)
         found = source.outputs(rows, (zeros if segments is None else segments) if reads else None)
-        own = f"{head.kind} {chosen}"
-        return found | {head.kind: found[own]} if own in found else found
+        own = f"{kind} {chosen}"
+        found |= {kind: found[own]} if own in found else {}
+        return found | {head.kind: found[kind].view(1, -1)} if head is CHOICES else found
 
     return run
 

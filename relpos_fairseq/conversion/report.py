@@ -272,7 +272,8 @@ def outputs_of(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> Out
     features, _ = model(tokens, features_only=True, **more)
     found = {"features": features, "logits": model.encoder.lm_head(features)}
     heads = [("classification", name, head) for name, head in model.classification_heads.items()]
-    heads += [("spans", name, head) for name, head in getattr(model, "span_heads", {}).items()]
+    for kind, own in (("spans", "span_heads"), ("tokens", "token_heads")):
+        heads += [(kind, name, head) for name, head in getattr(model, own, {}).items()]
     for kind, name, head in heads:
         found[kind if len(heads) == 1 else f"{kind} {name}"] = head(features)
     return found

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.tasks.masked_lm import MaskedLMConfig
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig
@@ -17,12 +18,34 @@ from omegaconf import OmegaConf, open_dict
 
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.heads import HEAD
 from relpos_fairseq.models.building import GENERATING_KINDS
 from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.placement import decode_text
 from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 
 CHECKPOINT = "model.pt"
+RANKING = "sentence_ranking"
+
+
+@dataclass
+class SentenceRankingConfig(FairseqDataclass):
+    """Options of fairseq's task sentence_ranking, which has no config of its own, by their names there."""
+
+    data: str = "."
+    task: str = RANKING
+    criterion: str = RANKING
+    num_classes: int | None = None  # of sentences to be ranked
+    init_token: int | None = None
+    separator_token: int | None = None
+    no_shuffle: bool = False
+    shorten_method: str = "none"
+    shorten_data_split_list: str = ""
+    max_option_length: int | None = None
+    max_positions: int = 512
+    ranking_head_name: str = HEAD
+    dataset_impl: str | None = None
+    seed: int = 1
 
 
 def checkpoint_of(
@@ -30,8 +53,8 @@ def checkpoint_of(
 ) -> dict[str, Any]:
     """Make a fairseq checkpoint of a RoBERTa, with defaults for options that are not known.
 
-    Its task is sentence_prediction where it trained one of the heads, question_answering where the
-    model has a span head, and else masked_lm.
+    Its task is sentence_prediction or sentence_ranking where it trained one of the heads,
+    question_answering where the model has a span head, and else masked_lm.
 
     Args:
         values: values of RelPosRobertaConfig.
@@ -46,6 +69,8 @@ def checkpoint_of(
     if task._name == "sentence_prediction":
         for name in ("classification_head_name", "regression_target"):
             criterion[name] = task[name]
+    if task._name == RANKING:
+        criterion |= {name: task[name] for name in ("ranking_head_name", "num_classes")} | {"save_predictions": None}
     names = {part.name for part in fields(RelPosRobertaConfig)}
     known = {name: values[name] for name in names & set(values) if values[name] is not None}
     model = OmegaConf.merge(RelPosRobertaConfig(), known | {"_name": "relpos_roberta"})
@@ -117,9 +142,12 @@ def write_texts(folder: Path, files: Mapping[str, Path], texts: Mapping[str, str
 def _task_config(state: State, given: dict[str, Any], length: int) -> Any:
     """Return the task's config: the given options, and those that heads and length determine."""
     span_heads = _heads(state, "span_heads")
-    if _classifier(given) in _heads(state, "classification_heads"):
+    if (trained := classifier_of(given)) in _heads(state, "classification_heads") and given["_name"] == RANKING:
+        name, config = RANKING, SentenceRankingConfig
+        made = _own_options(config, given) | {"ranking_head_name": trained, "max_positions": length}
+    elif trained in _heads(state, "classification_heads"):
         name, config = "sentence_prediction", SentencePredictionConfig
-        out = state[f"classification_heads.{_classifier(given)}.out_proj.weight"]
+        out = state[f"classification_heads.{trained}.out_proj.weight"]
         made = {"regression_target": False} | _own_options(config, given)
         made |= {"num_classes": len(out), "max_positions": length}
     elif span_heads:
@@ -136,10 +164,12 @@ def _task_config(state: State, given: dict[str, Any], length: int) -> Any:
     return task
 
 
-def _classifier(given: dict[str, Any]) -> str | None:
-    """Return the name of the head that a sentence_prediction trained, None if it was another task."""
-    trained = given.get("_name") == "sentence_prediction"
-    return given.get("classification_head_name") if trained else None
+def classifier_of(task: dict[str, Any]) -> str | None:
+    """Return the name of the head that a sentence_prediction or sentence_ranking trained, None of another task."""
+    named = task.get("classification_head_name")
+    if task.get("_name") == RANKING:
+        return named or task.get("ranking_head_name", HEAD)
+    return named if task.get("_name") == "sentence_prediction" else None
 
 
 def _heads(state: State, kind: str) -> list[str]:
@@ -198,11 +228,16 @@ class GeneratingModel:
 
 
 def plain_task(task: Any) -> dict[str, Any]:
-    """Return a task's options that are no paths and no references to other options."""
+    """Return a task's options that are no paths and no references to other options.
+
+    A sentence_ranking of fairseq has every option of the command line among them, and keeps its own alone.
+    """
+    own = {part.name for part in fields(SentenceRankingConfig)}
     return {
         name: value
         for name, value in task.items()
         if name not in ("data", "tokenizer_folder")
+        and (task.get("_name") != RANKING or name in own)
         and isinstance(value, str | int | float | bool | None)
         and not str(value).startswith("${")
     }

@@ -81,7 +81,8 @@ class WholeModel(_Bare):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self.heads = ("lm", *model.classification_heads, *model.span_heads)
+        self.kinds = (model.classification_heads, model.span_heads, model.token_heads)
+        self.heads = ("lm", *(name for heads in self.kinds for name in heads))
 
     def forward(self, tokens: Tensor, segments: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return features (B, L, E), logits (B, L, V), and the outputs of every other head.
@@ -92,9 +93,8 @@ class WholeModel(_Bare):
         """
         model = self.model
         features = model.encoder.extract_features(tokens, segments=segments)[0]
-        heads = (*model.classification_heads.values(), *model.span_heads.values())
         logits = model.encoder.output_layer(features)
-        return features, logits, *(head(features) for head in heads)
+        return features, logits, *(head(features) for heads in self.kinds for head in heads.values())
 
 
 class Encoder(_Bare):

@@ -22,15 +22,17 @@ from transformers.modeling_outputs import (
     BaseModelOutput,
     CausalLMOutputWithPast,
     MaskedLMOutput,
+    MultipleChoiceModelOutput,
     QuestionAnsweringModelOutput,
     Seq2SeqLMOutput,
     SequenceClassifierOutput,
+    TokenClassifierOutput,
 )
 
 from relpos_fairseq.conversion.exported import ROBERTA_PREFIX, TIED
 from relpos_fairseq.export.model_adapters import scores_of
 from relpos_fairseq.export.transformers_text import CODE, RelPosTokenizer
-from relpos_fairseq.heads import HEAD, SPAN_HEAD, loss_of
+from relpos_fairseq.heads import HEAD, SPAN_HEAD, TOKEN_HEAD, class_loss, loss_of
 from relpos_fairseq.models.building import EMBEDDING, build_generating, namespace, shared_names, task_of
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.modules.memory import Memory
@@ -88,7 +90,7 @@ class RelPosPreTrained(OwnCode, PreTrainedModel):
     main_input_name = "input_ids"
     is_new = int(transformers.__version__.split(".")[0]) >= 5
     _keys_to_ignore_on_load_missing = [r"sentence_encoder\.version$"]
-    _keys_to_ignore_on_load_unexpected = [r"^roberta\.(classification|span)_heads\."]
+    _keys_to_ignore_on_load_unexpected = [r"^roberta\.(classification|span|token)_heads\."]
     _tied_weights_keys = {ROBERTA_PREFIX + TIED: ROBERTA_PREFIX + EMBEDDING} if is_new else [ROBERTA_PREFIX + TIED]
 
     def __init__(self, config: RelPosConfig) -> None:
@@ -111,7 +113,7 @@ class RelPosPreTrained(OwnCode, PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise new heads as BERT does; the model itself is initialised when it is built."""
-        heads = (self.roberta.classification_heads, self.roberta.span_heads)
+        heads = (self.roberta.classification_heads, self.roberta.span_heads, self.roberta.token_heads)
         if isinstance(module, nn.Linear) and any(module is m for h in heads for m in h.modules()):
             nn.init.normal_(module.weight, std=0.02)
             nn.init.zeros_(module.bias)
@@ -168,11 +170,37 @@ class RelPosForQuestionAnswering(RelPosPreTrained):
         return QuestionAnsweringModelOutput(loss=loss, start_logits=start, end_logits=end)
 
 
+class RelPosForTokenClassification(RelPosPreTrained):
+    def add_head(self, config: RelPosConfig) -> None:
+        self.roberta.register_token_classification_head(TOKEN_HEAD, num_classes=config.num_labels)
+
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None, labels=None, **unused):
+        """Return logits (B, L, classes), and the loss of labels (B, L) other than -100."""
+        logits = self.run(input_ids, attention_mask, token_type_ids, token_head_name=TOKEN_HEAD)
+        loss = None if labels is None else class_loss(logits, labels)
+        return TokenClassifierOutput(loss=loss, logits=logits)
+
+
+class RelPosForMultipleChoice(RelPosPreTrained):
+    def add_head(self, config: RelPosConfig) -> None:
+        self.roberta.register_classification_head(HEAD, num_classes=1)
+
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None, labels=None, **unused):
+        """Return logits (B, choices) of choices (B, choices, L), and the loss of labels (B,)."""
+        given = (input_ids, attention_mask, token_type_ids)
+        rows = (None if part is None else part.flatten(0, 1) for part in given)
+        logits = self.run(*rows, classification_head_name=HEAD).view(input_ids.shape[:2])
+        loss = None if labels is None else class_loss(logits, labels)
+        return MultipleChoiceModelOutput(loss=loss, logits=logits)
+
+
 AUTO = {
     "AutoModel": RelPosModel,
     "AutoModelForMaskedLM": RelPosForMaskedLM,
     "AutoModelForSequenceClassification": RelPosForSequenceClassification,
     "AutoModelForQuestionAnswering": RelPosForQuestionAnswering,
+    "AutoModelForTokenClassification": RelPosForTokenClassification,
+    "AutoModelForMultipleChoice": RelPosForMultipleChoice,
 }
 
 

@@ -21,7 +21,7 @@ from relpos_fairseq.conversion.reading import read_encoder
 from relpos_fairseq.conversion.report import Probe, compare
 from relpos_fairseq.conversion.source import EncoderSource
 from relpos_fairseq.conversion.source import separators_of as task_separators
-from relpos_fairseq.conversion.writer import plain_task
+from relpos_fairseq.conversion.writer import RANKING, classifier_of, plain_task
 from relpos_fairseq.export.model_adapters import scores_of
 from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.export.transformers import (
@@ -34,7 +34,7 @@ from relpos_fairseq.export.transformers import (
     RelPosWithMemoryForCausalLM,
 )
 from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
-from relpos_fairseq.heads import HEAD, MASKED_LM, SPAN_HEAD, head_of
+from relpos_fairseq.heads import CHOICES, CLASSIFIER, HEAD, MASKED_LM, MODEL, SPAN_HEAD, SPANS, TOKEN_HEAD, TOKENS, Head
 from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Search
@@ -56,8 +56,7 @@ from relpos_fairseq.text.assets import (
 )
 
 TOLERANCE = 1e-3  # of logits, in fp32; what rounds differently stays far below
-HEADS = {"classification_heads": HEAD, "span_heads": SPAN_HEAD}
-
+HEADS = {"classification_heads": HEAD, "span_heads": SPAN_HEAD, "token_heads": TOKEN_HEAD}
 
 CLASSES = {
     RelPosTransformerModel: RelPosForSeq2SeqLM,
@@ -110,7 +109,7 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
         if data is not None:
             raise
         why = f"none: {error}"
-    if source.task.get("_name") == "sentence_prediction" and source.task.get("init_token") is None:
+    if source.task.get("_name") in ("sentence_prediction", RANKING) and source.task.get("init_token") is None:
         text, why = None, "none: the model was trained without --init-token 0"
     if text is not None:
         symbols_of(text, source.rows)
@@ -124,9 +123,10 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
             segments = source.plan.segment_encoding != "none"
             sides = [(None, source.rows)]
             why = write_tokenizer(folder, "roberta", sides, config.pair_separators, segments, source.plan.longest)
-        head = head_of(config.to_dict(), str(folder)) or MASKED_LM
         source.files = asset_files_of(text) if text else []
-        chosen = next((old.split(".")[1] for old in heads), None)
+        head, chosen = MASKED_LM, None
+        for old in heads:  # config.json names the last one
+            head, chosen = kind_of(source, old), old.split(".")[1]
         numbers = list(range(source.rows))
         told = config.to_diff_dict() | {"id2label": config.id2label}
         closing = check_written(folder, source, head, told, numbers, source.plan.longest, chosen, trust=True)
@@ -149,17 +149,31 @@ def heads_of(source: EncoderSource, wanted: str | None) -> dict[str, str]:
         raise ExportError(f"--head {wanted}: {source.path} has {', '.join(known) or 'no head'}")
     for kind, names in every.items():
         names = [wanted] if wanted in names else [] if wanted else names
-        trained = source.task.get("classification_head_name")
+        trained = classifier_of(source.task)
         if len(names) > 1 and kind == "classification_heads" and trained in names:
             names = [trained]
         if len(names) > 1:
             raise ExportError(f"{source.path} has the heads {', '.join(names)}: name one by --head")
         found |= {f"{kind}.{name}.": f"{kind}.{HEADS[kind]}." for name in names}
+    named = [old.split(".")[1] for old in found if not old.startswith("span")]
+    if len(named) > 1:  # one config.json names the classes of one
+        raise ExportError(f"{source.path} has the heads {', '.join(named)}: name one by --head")
     return found
+
+
+def kind_of(source: EncoderSource, prefix: str) -> Head:
+    """Return the kind of the head whose tensors have a prefix in the checkpoint."""
+    kind, name = prefix.split(".")[:2]
+    if kind == "classification_heads":
+        ranks = source.task.get("_name") == RANKING and name == classifier_of(source.task)
+        return CHOICES if ranks else CLASSIFIER
+    return SPANS if kind == "span_heads" else TOKENS
 
 
 def separators_of(source: EncoderSource, text: Path | None) -> int:
     """Return the number of further </s> between the texts of a pair: 0 or 1."""
+    if source.task.get("_name") == RANKING:
+        return int(source.task.get("separator_token") is not None)
     if (said := task_separators(source.task)) is not None:
         return said
     own = read_text(text) if text else None
@@ -170,16 +184,18 @@ def roberta_config(source: EncoderSource, heads: dict[str, str], text: Path | No
     """Return the config of the folder, with the options of the task and of the heads."""
     task = plain_task(source.task)
     more: dict[str, Any] = {"architectures": ["RelPosForMaskedLM"]}
-    for old, new in heads.items():
-        if new.startswith("span"):
+    for old in heads:
+        kind = kind_of(source, old)
+        more["architectures"] = [f"RelPos{kind.suffix}"]
+        if kind is SPANS:
             task["span_head_name"] = SPAN_HEAD
-            more["architectures"] = ["RelPosForQuestionAnswering"]
+        if kind in (CLASSIFIER, CHOICES):
+            task["classification_head_name"] = HEAD
+        if kind in (SPANS, CHOICES):
             continue
         classes = len(source.state[f"{old}out_proj.weight"])
-        more["architectures"] = ["RelPosForSequenceClassification"]
         more["num_labels"] = classes
-        task["classification_head_name"] = HEAD
-        if problem := source.problem_of(classes):
+        if kind is CLASSIFIER and (problem := source.problem_of(classes)):
             more["problem_type"] = problem
         names = source.labels if len(source.labels) == classes else label_names(text, classes)
         if source.named.get("id2label"):
@@ -224,22 +240,16 @@ def differences_of(source: EncoderSource, heads: dict[str, str], folder: Path) -
     given = {"input_ids": probe.tokens, "attention_mask": probe.real.long()}
     given |= {"token_type_ids": probe.segments} if segments else {}
     ours, theirs = source.outputs(probe.tokens, probe.segments), {}
-    names = ["AutoModel", "AutoModelForMaskedLM"]
-    names += [
-        "AutoModelForQuestionAnswering" if new.startswith("span") else "AutoModelForSequenceClassification"
-        for new in heads.values()
-    ]
-    for name in names:
-        found = AUTO[name].from_pretrained(folder).eval()(**given)
-        if "start_logits" in found:
-            theirs["spans"] = torch.stack([found.start_logits, found.end_logits], -1)
-        elif name.endswith("Classification"):
-            theirs["classification"] = found.logits
-        else:
-            theirs["features" if name == "AutoModel" else "logits"] = found[0]
-    for old, new in heads.items():  # of several heads each has its name
-        kind = "spans" if new.startswith("span") else "classification"
-        ours.setdefault(kind, ours.get(f"{kind} {old.split('.')[1]}"))
+    named = {kind_of(source, old): old.split(".")[1] for old in heads}
+    for head in (MODEL, MASKED_LM, *named):
+        batch = {name: part[None] for name, part in given.items()} if head is CHOICES else given  # of one question
+        found = AUTO[head.auto].from_pretrained(folder).eval()(**batch)
+        spans = head is SPANS
+        theirs[head.kind or "features"] = torch.stack([found.start_logits, found.end_logits], -1) if spans else found[0]
+    for head, name in named.items():  # of several heads each has its name
+        kind = CLASSIFIER.kind if head is CHOICES else head.kind
+        output = ours.get(kind, ours.get(f"{kind} {name}"))
+        ours[head.kind] = output.view(1, -1) if head is CHOICES else output
     ours = {name: value for name, value in ours.items() if name in theirs}
     largest = compare(ours, theirs, probe).largest
     for name, value in largest.items():

@@ -1,4 +1,4 @@
-"""`relpos_roberta`: fairseq's RoBERTa with any position scheme, segments and a span head."""
+"""`relpos_roberta`: fairseq's RoBERTa with any position scheme, segments, and heads of tokens and spans."""
 
 from __future__ import annotations
 
@@ -108,25 +108,27 @@ class RelPosRobertaEncoder(RobertaEncoder):
         return self.sentence_encoder.max_positions()
 
 
-class SpanHead(nn.Module):
-    """The head of question answering: start and end logits of every token.
+class TokenHead(nn.Module):
+    """Projection of every token's features to logits, after dropout.
 
-    Devlin et al. 2018, BERT (arXiv:1810.04805), section 4.2: two vectors S and E, and a token's
-    logits are their products with its last hidden state (here the rows of one projection, with
-    biases, as in BERT's released code).
+    Token classification, as transformers' BertForTokenClassification, and with 2 outputs question
+    answering (Devlin et al. 2018, BERT, arXiv:1810.04805, section 4.2): two vectors S and E, whose
+    products with a token's last hidden state are its start and end logits (here the rows of the
+    projection, with biases, as in BERT's released code).
 
     Args:
         embed_dim: width E of the features.
+        outputs: logits of a token.
         dropout: of the features.
     """
 
-    def __init__(self, embed_dim: int, dropout: float = 0.0) -> None:
+    def __init__(self, embed_dim: int, outputs: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        self.out_proj = nn.Linear(embed_dim, 2)
+        self.out_proj = nn.Linear(embed_dim, outputs)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return start and end logits (B, T, 2) of features (B, T, E)."""
+        """Return logits (B, T, outputs) of features (B, T, E)."""
         return self.out_proj(self.dropout(features))
 
 
@@ -136,7 +138,7 @@ class RelPosRobertaModel(RobertaModel):
     def __init__(self, args: Any, encoder: RelPosRobertaEncoder) -> None:
         """Initialise weights as BERT does, then apply initial values that schemes need (M4M's projection biases)."""
         super().__init__(args, encoder)
-        self.span_heads = nn.ModuleDict()
+        self.span_heads, self.token_heads = nn.ModuleDict(), nn.ModuleDict()
         sentence_encoder = encoder.sentence_encoder
         initialize_projections(sentence_encoder.positions, sentence_encoder.layers)
         for module in self.modules():
@@ -171,6 +173,7 @@ class RelPosRobertaModel(RobertaModel):
         classification_head_name: str | None = None,
         span_head_name: str | None = None,
         segments: Tensor | None = None,
+        token_head_name: str | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, dict]:
         """Return logits or features, as fairseq's RobertaModel does.
@@ -182,6 +185,7 @@ class RelPosRobertaModel(RobertaModel):
             classification_head_name: return this head's logits (B, classes).
             span_head_name: return this head's start and end logits (B, T, 2).
             segments: (B, T) segment numbers where the task has them.
+            token_head_name: return this head's logits (B, T, classes).
             kwargs: `masked_tokens`, and what tasks put into net_input for other models.
 
         Returns:
@@ -190,27 +194,36 @@ class RelPosRobertaModel(RobertaModel):
         Raises:
             ValueError: a head that is not registered.
         """
-        head = self._head(classification_head_name, span_head_name)
+        head = self._head(classification_head_name, span_head_name, token_head_name)
         features_only = features_only or head is not None
         x, extra = self.encoder(src_tokens, features_only, return_all_hiddens, segments=segments, **kwargs)
         return (x if head is None else head(x)), extra
 
-    def _head(self, classification: str | None, span: str | None) -> nn.Module | None:
-        named = ((self.classification_heads, classification), (self.span_heads, span))
+    def _head(self, *names: str | None) -> nn.Module | None:
+        """Return the head that one of the names of a classification, a span and a token head chooses; None: none."""
+        named = tuple(zip((self.classification_heads, self.span_heads, self.token_heads), names, strict=True))
         for heads, name in named:
             if name is not None and name not in heads:
                 known = ", ".join(heads) or "none"
                 raise ValueError(f"no head {name!r} is registered; there are: {known}")
         chosen = [heads[name] for heads, name in named if name is not None]
         if len(chosen) > 1:
-            raise ValueError(f"one head at a time, got {classification!r} and {span!r}")
+            raise ValueError(f"one head at a time, got {' and '.join(repr(name) for name in names if name)}")
         return chosen[0] if chosen else None
 
     def register_question_answering_head(self, name: str) -> None:
         """Register a span head, which `forward(span_head_name=name)` chooses."""
-        if name in self.span_heads:
-            logger.warning("registering span head %r again: its weights start afresh", name)
-        self.span_heads[name] = SpanHead(self.args.encoder_embed_dim, self.args.pooler_dropout)
+        self._register("span", name, 2)
+
+    def register_token_classification_head(self, name: str, num_classes: int) -> None:
+        """Register a token head, which `forward(token_head_name=name)` chooses."""
+        self._register("token", name, num_classes)
+
+    def _register(self, kind: str, name: str, outputs: int) -> None:
+        heads = getattr(self, f"{kind}_heads")
+        if name in heads:
+            logger.warning("registering %s head %r again: its weights start afresh", kind, name)
+        heads[name] = TokenHead(self.args.encoder_embed_dim, outputs, self.args.pooler_dropout)
 
     @classmethod
     def from_pretrained(
@@ -236,25 +249,28 @@ class RelPosRobertaModel(RobertaModel):
         )
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Add or remove heads of a checkpoint, as fairseq does, span heads included.
+        """Add or remove heads of a checkpoint, as fairseq does, span and token heads included.
 
         Heads of the checkpoint that the model lacks are registered with --load-checkpoint-heads
-        and else left out; heads of the model that the checkpoint lacks keep their own weights.
+        and else left out, as are those of another size; heads of the model that the checkpoint
+        lacks keep their own weights.
         """
         super().upgrade_state_dict_named(state_dict, name)
-        prefix = f"{name}.span_heads." if name else "span_heads."
-        saved = (key[len(prefix) :].split(".")[0] for key in state_dict if key.startswith(prefix))
-        for head in dict.fromkeys(list(saved)):
-            if head in self.span_heads:
-                continue
-            if self.args.load_checkpoint_heads:
-                self.register_question_answering_head(head)
-                continue
-            logger.warning("span head %r of the checkpoint is left out: the model has none", head)
-            for key in [key for key in state_dict if key.startswith(f"{prefix}{head}.")]:
-                del state_dict[key]
-        for key, value in self.span_heads.state_dict().items():
-            state_dict.setdefault(prefix + key, value)
+        for kind in ("span", "token"):
+            heads, prefix = getattr(self, f"{kind}_heads"), f"{name}.{kind}_heads." if name else f"{kind}_heads."
+            saved = dict.fromkeys(key[len(prefix) :].split(".")[0] for key in state_dict if key.startswith(prefix))
+            for head in saved:
+                outputs = len(state_dict[f"{prefix}{head}.out_proj.weight"])
+                if head not in heads and self.args.load_checkpoint_heads:
+                    self._register(kind, head, outputs)
+                if head in heads and heads[head].out_proj.out_features == outputs:
+                    continue
+                has = f"one of {heads[head].out_proj.out_features} outputs" if head in heads else "none"
+                logger.warning("%s head %r of the checkpoint is left out: the model has %s", kind, head, has)
+                for key in [key for key in state_dict if key.startswith(f"{prefix}{head}.")]:
+                    del state_dict[key]
+            for key, value in heads.state_dict().items():
+                state_dict.setdefault(prefix + key, value)
 
 
 def _check_lengths(model: RelPosRobertaModel, wanted: int) -> None:

@@ -39,6 +39,7 @@ def build(kind: str, scheme: str, **values) -> torch.nn.Module:
         model = roberta.small_roberta(task=task, position_scheme=scheme, encoder_layers=layers, **values)
         model.register_classification_head("pairs", num_classes=3)
         model.register_question_answering_head("answers")
+        model.register_token_classification_head("entities", num_classes=5)
     elif kind == "translation":
         model = small_model(position_scheme=scheme, **dict.fromkeys(SIDES, layers), **values)
     else:

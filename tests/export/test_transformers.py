@@ -46,11 +46,13 @@ def test_every_auto_class_saves_and_loads(name, tmp_path):
     assert list((tmp_path / "again").glob("*.py")) == [code]
     assert code.read_text() == (folder / code.name).read_text()
     for other in AUTO:  # with another head, as pre-training is followed by fine-tuning
-        getattr(transformers, other).from_pretrained(tmp_path / "again", trust_remote_code=True)
+        # A classifier and multiple choice share a head; 4.46 takes 1 output beside 2 for packed weights.
+        how = {"trust_remote_code": True, "ignore_mismatched_sizes": True, "num_labels": 3}
+        getattr(transformers, other).from_pretrained(tmp_path / "again", **how)
     saved = again.state_dict()
     for key, value in model.state_dict().items():
         assert torch.equal(value, saved[key]), key
-    tokens = torch.randint(4, 20, (2, 6))
+    tokens = torch.randint(4, 20, (2, 3, 6) if name == "AutoModelForMultipleChoice" else (2, 6))
     torch.testing.assert_close(again(tokens)[0], model(tokens)[0], rtol=0, atol=1e-5)
 
 

@@ -55,12 +55,14 @@ def interpreter(folder: Path, release: str) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The three folders' checkpoints' models and hubs."""
+    """The folders' checkpoints' models and hubs."""
     models = {}
     for name, more in (
         ("masked", {}),
         ("classified", {"classes": 3, "task": TASK}),
         ("answering", {"spans": True, "scheme": "t5"}),
+        ("named", {"tokens": 3}),
+        ("ranked", {"classes": 1, "task": TASK | {"_name": "sentence_ranking"}}),
     ):
         folder = tmp_path_factory.mktemp(name)
         model, checkpoint = write_checkpoint(folder, "bpe", **more)
@@ -97,14 +99,14 @@ def test_a_release_uses_the_folders(release, exported, translated, tmp_path):
     for name, (_, model, hub) in exported.items():
         rows = [hub.encode("the old house"), hub.encode("a mouse hears")]
         tokens = torch.nn.utils.rnn.pad_sequence(rows, True, 1)
-        how = {"classified": {"classification_head_name": "mine"}, "answering": {"span_head_name": "spans"}}.get(
-            name, {}
-        )
-        ours = model(tokens, **how)[0]
+        classified = {"classification_head_name": "mine"}
+        how = {"classified": classified, "ranked": classified, "named": {"token_head_name": "entities"}}
+        how["answering"] = {"span_head_name": "spans"}
+        ours = model(tokens, **how.get(name, {}))[0]
         ours = ours[..., 0] if name == "answering" else ours
         theirs = torch.tensor(found[name])
-        if name == "classified":
-            torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+        if name in ("classified", "ranked"):
+            torch.testing.assert_close(theirs, ours.T if name == "ranked" else ours, rtol=0, atol=1e-5)
         else:
             real = tokens != 1
             torch.testing.assert_close(theirs[real], ours[real], rtol=0, atol=1e-5)
@@ -124,6 +126,12 @@ def test_a_release_uses_the_folders(release, exported, translated, tmp_path):
     expected = hub.predict("mine", hub.encode("the old")).exp()[0].tolist()
     given = {row["label"]: row["score"] for row in found["text-classification"]}
     assert given == pytest.approx(dict(zip(("yes", "no", "perhaps"), expected, strict=True)), 1e-4)
+    model, hub = exported["named"][1:]
+    rows = hub.encode("the old")
+    scores = model(rows[None], token_head_name="entities")[0][0].softmax(-1)
+    assert [place for place, *_ in found["token-classification"]] == list(range(1, len(rows) - 1))
+    for place, name, score in found["token-classification"]:
+        assert abs(scores[place, ("yes", "no", "perhaps").index(name)] - score) < 1e-5
     assert ("question-answering" in found) == release.startswith("4")
     if "question-answering" in found:
         assert found["question-answering"]["answer"] in "a new mouse makes the old house"

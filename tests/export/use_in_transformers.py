@@ -2,8 +2,8 @@
 
     python use_in_transformers.py FOLDER
 
-FOLDER holds `masked`, `classified`, `answering` and `translated`, as `relpos export transformers`
-wrote them.
+FOLDER holds `masked`, `classified`, `answering`, `named`, `ranked` and `translated`, as
+`relpos export transformers` wrote them.
 """
 
 import json
@@ -19,6 +19,8 @@ AUTO = {
     "masked": transformers.AutoModelForMaskedLM,
     "classified": transformers.AutoModelForSequenceClassification,
     "answering": transformers.AutoModelForQuestionAnswering,
+    "named": transformers.AutoModelForTokenClassification,
+    "ranked": transformers.AutoModelForMultipleChoice,
 }
 TRUST = {"trust_remote_code": True}
 
@@ -27,6 +29,8 @@ def round_trip(folder: Path, out: Path, auto) -> list:
     """Outputs before and after saving and loading; no file of pickles."""
     tokenizer = AutoTokenizer.from_pretrained(folder, **TRUST)
     batch = tokenizer(["the old house", "a mouse hears"], padding=True, return_tensors="pt")
+    if auto is AUTO["ranked"]:  # the choices of one question
+        batch = {name: part[None] for name, part in batch.items()}
     found = []
     for place in (folder, out):
         model = auto.from_pretrained(place, **TRUST).eval()
@@ -103,6 +107,9 @@ def main(folder: Path) -> dict:
 
     found["fill-mask"] = piped("fill-mask", "masked")("the old <mask> hears", top_k=200)
     found["text-classification"] = piped("text-classification", "classified")("the old", top_k=None)
+    found["token-classification"] = [
+        [one["index"], one["entity"], float(one["score"])] for one in piped("token-classification", "named")("the old")
+    ]
     if "question-answering" in SUPPORTED_TASKS:  # until 5
         found["question-answering"] = piped("question-answering", "answering")(
             question="the house", context="a new mouse makes the old house"

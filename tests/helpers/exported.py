@@ -42,7 +42,7 @@ def write_text(folder, kind: str) -> int:
     return len((folder / "dict.txt").read_text(encoding="utf-8").splitlines()) + 5
 
 
-def write_checkpoint(folder, kind="bpe", scheme="m4", classes=0, spans=False, task=None, **values):
+def write_checkpoint(folder, kind="bpe", scheme="m4", classes=0, spans=False, tokens=0, task=None, **values):
     """A checkpoint with text/ beside it, and its model."""
     rows = write_text(folder / "text", kind)
     source = config(scheme, activation_fn="gelu", **values)
@@ -56,11 +56,15 @@ def write_checkpoint(folder, kind="bpe", scheme="m4", classes=0, spans=False, ta
         for name, shape in (("dense", (16, 16)), ("out_proj", (classes, 16))):
             state[f"classification_heads.mine.{name}.weight"] = torch.randn(shape, generator=draw)
             state[f"classification_heads.mine.{name}.bias"] = torch.randn(shape[0], generator=draw)
+    if classes or tokens:
         (folder / "text" / "label").mkdir()
         (folder / "text" / "label" / "dict.txt").write_text("yes 5\nno 3\nperhaps 1\n")
     if spans:
         state["span_heads.spans.out_proj.weight"] = torch.randn(2, 16, generator=draw)
         state["span_heads.spans.out_proj.bias"] = torch.randn(2, generator=draw)
+    if tokens:
+        state["token_heads.entities.out_proj.weight"] = torch.randn(tokens, 16, generator=draw)
+        state["token_heads.entities.out_proj.bias"] = torch.randn(tokens, generator=draw)
     checkpoint = checkpoint_of(source, state, {}, task)
     torch.save(checkpoint, folder / "model.pt")
     return build_roberta(source, state), folder / "model.pt"

@@ -206,11 +206,8 @@ def test_a_table_shorter_than_the_samples_is_refused() -> None:
 
 
 def test_heads() -> None:
-    """Classification and span heads, alone and by name."""
-    model = small_roberta()
-    model.register_classification_head("glue", num_classes=3)
-    model.register_question_answering_head("squad")
-    ids = tokens()
+    """Classification, span and token heads, alone and by name."""
+    model, ids = with_heads(), tokens()
     features = model(ids, features_only=True)[0]
     torch.testing.assert_close(
         model(ids, classification_head_name="glue")[0], model.classification_heads["glue"](features)
@@ -219,10 +216,19 @@ def test_heads() -> None:
     assert spans.shape == (3, 9, 2) and "inner_states" in extra
     out = model.span_heads["squad"].out_proj
     torch.testing.assert_close(spans[..., 1], features @ out.weight[1] + out.bias[1])
+    named = model(ids, token_head_name="entities")[0]
+    out = model.token_heads["entities"].out_proj
+    assert named.shape == (3, 9, 5)
+    torch.testing.assert_close(named, features @ out.weight.T + out.bias)
     with pytest.raises(ValueError, match="no head 'other' is registered; there are: glue"):
         model(ids, classification_head_name="other")
     with pytest.raises(ValueError, match="no head 'glue' is registered; there are: squad"):
         model(ids, span_head_name="glue")
+    with pytest.raises(ValueError, match="no head 'squad' is registered; there are: entities"):
+        model(ids, token_head_name="squad")
+    for other in ({"classification_head_name": "glue"}, {"span_head_name": "squad"}):
+        with pytest.raises(ValueError, match="one head at a time, got '[a-z]+' and 'entities'"):
+            model(ids, token_head_name="entities", **other)
     with pytest.raises(ValueError, match="one head at a time"):
         model(ids, classification_head_name="glue", span_head_name="squad")
 
@@ -231,6 +237,7 @@ def with_heads(**values) -> RelPosRobertaModel:
     model = small_roberta(**values)
     model.register_classification_head("glue", num_classes=3)
     model.register_question_answering_head("squad")
+    model.register_token_classification_head("entities", num_classes=5)
     return model
 
 
@@ -239,12 +246,16 @@ def test_heads_are_saved_and_loaded() -> None:
     saved, ids = with_heads(), tokens()
     for other in (with_heads(seed=2), small_roberta(seed=2, load_checkpoint_heads=True)):
         other.load_state_dict(dict(saved.state_dict()))
-        for head in ({"classification_head_name": "glue"}, {"span_head_name": "squad"}):
+        for head in (
+            {"classification_head_name": "glue"},
+            {"span_head_name": "squad"},
+            {"token_head_name": "entities"},
+        ):
             assert torch.equal(other(ids, **head)[0], saved(ids, **head)[0])
     plain = small_roberta(seed=2)
     plain.load_state_dict(dict(saved.state_dict()))
     assert torch.equal(plain(ids)[0], saved(ids)[0])
-    assert not plain.span_heads and not plain.classification_heads
+    assert not plain.span_heads and not plain.classification_heads and not plain.token_heads
 
 
 def test_new_heads_keep_their_own_weights() -> None:
@@ -255,8 +266,10 @@ def test_new_heads_keep_their_own_weights() -> None:
     assert before and all(torch.equal(model.get_parameter(n), p) for n, p in before.items())
     other = small_roberta(seed=3)
     other.register_classification_head("glue", num_classes=5)
+    other.register_token_classification_head("entities", num_classes=7)
     other.load_state_dict(dict(with_heads().state_dict()))  # another size: left out, and said
     assert other.classification_heads["glue"].out_proj.out_features == 5
+    assert other.token_heads["entities"].out_proj.out_features == 7
 
 
 def test_another_scheme_is_refused() -> None:
