@@ -6,7 +6,6 @@ labels are classes, and other labels are of several classes each, as there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,12 +40,12 @@ CLASSIFIER = Head("ForSequenceClassification", "classification", "text-classific
 SPANS = Head("ForQuestionAnswering", "spans", "question-answering")
 TOKENS = Head("ForTokenClassification", "tokens", "token-classification")
 CHOICES = Head("ForMultipleChoice", "choices", "")  # fairseq's sentence_ranking: a classifier of one output
-HUGGING_FACE_HEADS = (MODEL, MASKED_LM, PRE_TRAINING, CLASSIFIER, SPANS)  # that its own folders are read with
-HEADS = (*HUGGING_FACE_HEADS, TOKENS, CHOICES)
+HEADS = (MODEL, MASKED_LM, PRE_TRAINING, CLASSIFIER, SPANS, TOKENS, CHOICES)
+RANKING = "sentence_ranking"  # fairseq's task of multiple choice
 
 
-def head_of(config: dict[str, Any], where: str, heads: Sequence[Head] = HUGGING_FACE_HEADS) -> Head | None:
-    """Return the head, of those that are read, that a config.json names; None: none, or an old class with an LM head.
+def head_of(config: dict[str, Any], where: str) -> Head | None:
+    """Return the head that a config.json names; None: none, or its library's old class with an LM head.
 
     Raises:
         UserError: a head that is not converted.
@@ -55,14 +54,22 @@ def head_of(config: dict[str, Any], where: str, heads: Sequence[Head] = HUGGING_
     if not isinstance(named, list) or not isinstance(named[0], str):
         raise UserError(f"{where}/config.json: architectures must be a list of names, got {named!r}")
     named = named[0]
-    for head in heads:
+    for head in HEADS:
         if named.endswith(head.suffix):
             return head
     if "For" not in named:
         return None
     raise UserError(
-        f"{where} is a {named}, whose head no model here has: {', '.join(head.suffix for head in heads)} are converted"
+        f"{where} is a {named}, whose head no model here has: {', '.join(head.suffix for head in HEADS)} are converted"
     )
+
+
+def classifier_of(task: dict[str, Any]) -> str | None:
+    """Return the name of the head that a sentence_prediction or sentence_ranking trained, None of another task."""
+    named = task.get("classification_head_name")
+    if task.get("_name") == RANKING:
+        return named or task.get("ranking_head_name", HEAD)
+    return named if task.get("_name") == "sentence_prediction" else None
 
 
 def problem_of(problem: str | None, classes: int, labels: Tensor | None = None) -> str:

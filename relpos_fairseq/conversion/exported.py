@@ -14,8 +14,8 @@ from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.report import ConversionError, outputs_of
 from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource
 from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
-from relpos_fairseq.conversion.writer import RANKING, GeneratingModel, check_rows
-from relpos_fairseq.heads import CHOICES, HEAD, HEADS, SPAN_HEAD, head_of
+from relpos_fairseq.conversion.writer import GeneratingModel, check_rows
+from relpos_fairseq.heads import CHOICES, HEAD, RANKING, SPAN_HEAD, head_of
 from relpos_fairseq.models.building import (
     EMBEDDING,
     GENERATING_KINDS,
@@ -111,7 +111,7 @@ def _exported_task(config: dict[str, Any], state: State, folder: Path) -> dict[s
     """
     task = dict(config.get("task") or {})
     classifies = any(name.startswith(CLASSIFIER) for name in state)
-    ranks = classifies and head_of(config, str(folder), HEADS) is CHOICES
+    ranks = classifies and head_of(config, str(folder)) is CHOICES
     has = {
         "sentence_prediction": classifies and not ranks,
         RANKING: ranks,

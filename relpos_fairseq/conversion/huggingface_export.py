@@ -76,7 +76,7 @@ def to_hf(
             state[name] = vocabulary.put(state[name])
     offset = vocabulary.rows[1] + 1 if family.padded else 0  # RoBERTa's first position is row pad_token_id + 1
     length = _positions(scheme, state, source, family, offset)
-    names = Names(family.rows | family.tables | family.classifier)
+    names = Names(family.rows | family.tables | family.classifier(kind))
     weights = {
         family.whole(names.theirs(ours)): value for ours, value in state.items() if not ours.endswith("version")
     } | kept
@@ -90,8 +90,8 @@ def to_hf(
             "type_vocab_size": len(state["token_types"]),
         }
     )
-    if kind is CLASSIFIER:
-        config |= _problem(source, len(state[SHOWN_BY[kind.kind]]))
+    if kind in (CLASSIFIER, TOKENS):
+        config |= _classes(source, kind, len(state[SHOWN_BY[kind.kind]]))
     return config, weights, report
 
 
@@ -183,11 +183,11 @@ def _take_head(
     Raises:
         ConversionError: the model has no head of that name.
     """
-    kinds = {"classification_heads": CLASSIFIER, "span_heads": SPANS}
-    found = {name.split(".")[1]: name.split(".")[0] for name in state if name.split(".")[0] in kinds}
+    places = ("classification_heads", "span_heads", "token_heads")
+    found = {name.split(".")[1]: name.split(".")[0] for name in state if name.split(".")[0] in places}
     if head is not None and head not in found:
         raise ConversionError(f"--head {head}: the model has {', '.join(found) or 'no head but the masked LM'}")
-    taken = {name: state.pop(name) for name in list(state) if name.split(".")[0] in kinds}
+    taken = {name: state.pop(name) for name in list(state) if name.split(".")[0] in places}
     same = source.family in FAMILIES and FAMILIES[source.family].prefix == family.prefix
     kept = {name: value.clone() for name, value in source.kept.items()} if same else {}
     if head is None:
@@ -200,21 +200,21 @@ def _take_head(
     if head is None:
         return MODEL, kept
     report.step("the masked LM head is left out")
-    kind = kinds[found[head]]
+    kind = source.kind_of(found[head], head)
     ours = SHOWN_BY[kind.kind].removesuffix("out_proj.weight")
     mine = f"{found[head]}.{head}."
     state |= {ours + name.removeprefix(mine): value for name, value in taken.items() if name.startswith(mine)}
     return kind, {}
 
 
-def _problem(source: EncoderSource, classes: int) -> dict[str, Any]:
+def _classes(source: EncoderSource, kind: Head, classes: int) -> dict[str, Any]:
     """Return what config.json says of a classifier with so many outputs: its problem, and the names of its classes."""
-    problem = source.problem_of(classes)
+    problem = source.problem_of(classes) if kind is CLASSIFIER else None
+    said = {"problem_type": problem} if problem else {}
     if source.named.get("id2label"):
-        return {"problem_type": problem} if problem else {}
+        return said
     names = source.labels if len(source.labels) == classes else [f"LABEL_{number}" for number in range(classes)]
-    return {
-        **({"problem_type": problem} if problem else {}),
+    return said | {
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},
     }

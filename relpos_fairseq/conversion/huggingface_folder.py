@@ -21,7 +21,7 @@ from relpos_fairseq.conversion.names import Names
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_folder
 from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
-from relpos_fairseq.heads import REGRESSION, SEVERAL, SINGLE, Head, head_of
+from relpos_fairseq.heads import CHOICES, REGRESSION, SEVERAL, SINGLE, TOKENS, Head, head_of
 from relpos_fairseq.schemes import named_elsewhere
 
 
@@ -36,7 +36,7 @@ class Family:
         padded: positions count from the row after padding's, as fairseq's do.
         rows: names of its tensors without the prefix, and ours.
         tables: those of positions and token types.
-        classifier: those of its classifier.
+        dense: those of its classifier of sequences.
     """
 
     name: str
@@ -45,7 +45,13 @@ class Family:
     padded: bool
     rows: dict[str, str]
     tables: dict[str, str]
-    classifier: dict[str, str]
+    dense: dict[str, str]
+
+    def classifier(self, head: Head | None) -> dict[str, str]:
+        """Return the names of a head's tensors whose names begin with `classifier`, and ours."""
+        if head is TOKENS:
+            return names.TOKEN_CLASSIFIER
+        return names.POOLED if head is CHOICES else self.dense
 
     def whole(self, plain: str) -> str:
         """Return a tensor's name in a model with a head."""
@@ -249,7 +255,9 @@ def _read_tensors(folder: Folder, weights: dict[str, Tensor]) -> None:
     """
     family, config, ledger, state = folder.family, folder.config, folder.ledger, folder.state
     plain = {name: family.plain(name) for name in weights}
-    rows = family.rows | (family.classifier if any(name.startswith("classifier.") for name in plain.values()) else {})
+    rows = dict(family.rows)
+    if any(name.startswith("classifier.") for name in plain.values()):
+        rows |= family.classifier(folder.head)
     rows |= {} if config.get("legacy", True) else names.DEBERTA_LM
     shapes, says_nothing = _shapes(config), dict(names.NEUTRAL)
     every = Names({t: o for t, o in (rows | family.tables).items() if o != "positions" or o in shapes})

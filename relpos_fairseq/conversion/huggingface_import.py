@@ -26,7 +26,19 @@ from relpos_fairseq.conversion.layouts import ENCODER, VERSION, State, encode_te
 from relpos_fairseq.conversion.ledger import KEPT
 from relpos_fairseq.conversion.report import PADDING, Outputs
 from relpos_fairseq.conversion.source import DEFAULTS, EncoderSource
-from relpos_fairseq.heads import CLASSIFIER, HEAD, MASKED_LM, MODEL, REGRESSION, SPAN_HEAD, SPANS
+from relpos_fairseq.heads import (
+    CHOICES,
+    CLASSIFIER,
+    HEAD,
+    MASKED_LM,
+    MODEL,
+    RANKING,
+    REGRESSION,
+    SPAN_HEAD,
+    SPANS,
+    TOKEN_HEAD,
+    TOKENS,
+)
 from relpos_fairseq.schemes import scheme_class
 
 EMBEDDING, LM_WEIGHT, LM_BIAS = f"{ENCODER}.embed_tokens.weight", "encoder.lm_head.weight", "encoder.lm_head.bias"
@@ -37,7 +49,9 @@ SHOWN_BY = {
     MASKED_LM.kind: LM_BIAS,
     CLASSIFIER.kind: f"classification_heads.{HEAD}.out_proj.weight",
     SPANS.kind: f"span_heads.{SPAN_HEAD}.out_proj.weight",
+    TOKENS.kind: f"token_heads.{TOKEN_HEAD}.out_proj.weight",
 }
+SHOWN_BY[CHOICES.kind] = SHOWN_BY[CLASSIFIER.kind]
 
 
 def read_huggingface(path: Path) -> EncoderSource:
@@ -47,10 +61,11 @@ def read_huggingface(path: Path) -> EncoderSource:
         ConversionError: as `read_folder`.
     """
     folder = read_folder(path)
-    kinds = [kind for kind, name in SHOWN_BY.items() if name in folder.state]
+    other = CLASSIFIER if folder.head is CHOICES else CHOICES  # of the same tensors
+    kinds = [kind for kind, name in SHOWN_BY.items() if name in folder.state and kind != other.kind]
     bias, types = folder.state.get(LM_BIAS), len(folder.state["token_types"])
     state, values = from_hf(folder)
-    classes = len(state.get(SHOWN_BY[CLASSIFIER.kind], ()))
+    classes = len(state.get(SHOWN_BY[CLASSIFIER.kind], state.get(SHOWN_BY[TOKENS.kind], ())))
     source = EncoderSource(
         kind=f"Hugging Face's {folder.family.name}",
         path=path,
@@ -59,7 +74,7 @@ def read_huggingface(path: Path) -> EncoderSource:
         vocabulary=folder.vocabulary,
         files=folder.vocabulary.files,
         notes=folder.notes,
-        task=_task(folder, classes),
+        task=_task(folder, len(state.get(SHOWN_BY[CLASSIFIER.kind], ()))),
         labels=labels_of(folder.config, classes),
         problem=folder.config.get("problem_type"),
         head=(folder.head or (MASKED_LM if kinds else MODEL)).suffix,
@@ -125,16 +140,17 @@ def _task(folder: Folder, classes: int) -> dict[str, Any]:
     """
     if classes == 0:
         return {}
-    bert = not folder.family.padded
+    bert, ranks = not folder.family.padded, folder.head is CHOICES
     if bert:
         folder.notes.append(
-            "pairs have BERT's one </s> between them: sentence_prediction without "
+            f"pairs have BERT's one </s> between them: {RANKING if ranks else 'sentence_prediction'} without "
             "--separator-token; with --separator-token 2, RoBERTa's two, inputs would differ"
         )
-    return {
+    pairs = {"init_token": 0, "separator_token": None if bert else 2}
+    if ranks:
+        return pairs | {"_name": RANKING, "ranking_head_name": HEAD}
+    return pairs | {
         "_name": "sentence_prediction",
-        "init_token": 0,
-        "separator_token": None if bert else 2,
         "classification_head_name": HEAD,
         "regression_target": classes == 1 or folder.config.get("problem_type") == REGRESSION,
     }

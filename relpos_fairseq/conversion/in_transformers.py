@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import NotComparedError, Outputs
-from relpos_fairseq.heads import CLASSIFIER, MASKED_LM, MODEL, SPANS
+from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
 from relpos_fairseq.text import load_tokenizer
 from relpos_fairseq.text.transformers_files import TRIED
 
@@ -71,23 +71,26 @@ def run_in_transformers(
         types: (B, T) token types.
 
     Returns:
-        `features` (B, T, E), and every head's output by its kind.
+        `features` (B, T, E), and every head's output by its kind; of choices, each alone, as `classification`.
 
     Raises:
         NotComparedError: transformers is absent, or does not load the folder as it is.
     """
     given = {"input_ids": tokens, "attention_mask": (~padding).long(), "token_type_ids": types}
     found: Outputs = {}
-    for head in [head for head in (MASKED_LM, CLASSIFIER, SPANS) if head.kind in kinds] or [MODEL]:
+    for head in [head for head in (MASKED_LM, CLASSIFIER, SPANS, TOKENS, CHOICES) if head.kind in kinds] or [MODEL]:
         model = load_in_transformers(head.auto, folder)
         if head is MASKED_LM and bias is not None and (own := model.get_output_embeddings().bias).shape == bias.shape:
             own.copy_(bias)
-        output = model(**given, output_hidden_states=True)
+        if head is CHOICES:  # one a question
+            output = model(**{name: value[:, None] for name, value in given.items()}, output_hidden_states=True)
+        else:
+            output = model(**given, output_hidden_states=True)
         found["features"] = output.hidden_states[-1]
         if head is SPANS:
             found["spans"] = torch.stack([output.start_logits, output.end_logits], -1)
         elif head is not MODEL:
-            found[head.kind] = output.logits
+            found[CLASSIFIER.kind if head is CHOICES else head.kind] = output.logits
     return found
 
 

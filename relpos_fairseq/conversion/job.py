@@ -37,7 +37,7 @@ from relpos_fairseq.conversion.report import (
 from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource, Source, plan_of, target_values
 from relpos_fairseq.conversion.vocabulary import Vocabulary
 from relpos_fairseq.conversion.writer import checkpoint_of, write_checkpoint, write_texts
-from relpos_fairseq.heads import MASKED_LM, head_of
+from relpos_fairseq.heads import MASKED_LM, RANKING, head_of
 from relpos_fairseq.io.files import atomic_folder, atomic_path
 from relpos_fairseq.models.building import build_roberta, run_generating
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
@@ -314,10 +314,10 @@ def _text(source: EncoderSource, task: dict[str, Any]) -> tuple[dict[str, Path],
     """Return the files and further texts beside a RoBERTa's checkpoint: dictionaries, tokenizer, what is kept."""
     files = {file.name: file for file in source.files} | source.kept_files
     texts = {} if source.vocabulary is None else source.vocabulary.made | {DICTIONARY: source.vocabulary.dictionary()}
-    if task["_name"] == "sentence_prediction":  # whose dictionaries have folders of their own
+    if task["_name"] in ("sentence_prediction", RANKING):  # whose dictionaries have folders of their own
         for part in (files, texts):
             part |= {f"input0/{DICTIONARY}": part[DICTIONARY]} if DICTIONARY in part else {}
-        if not task["regression_target"]:
+        if not task.get("regression_target", True):
             names = source.labels or [f"LABEL_{n}" for n in range(task["num_classes"])]
             texts[f"label/{DICTIONARY}"] = "".join(f"{name} 1\n" for name in names)
     return files, texts

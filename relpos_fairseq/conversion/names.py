@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from relpos_fairseq.conversion.layouts import ENCODER
-from relpos_fairseq.heads import HEAD, SPAN_HEAD
+from relpos_fairseq.heads import HEAD, SPAN_HEAD, TOKEN_HEAD
 
 _STANDS = {"#": r"(\d+)", "*": "(weight|bias)", "**": "(.+)"}
 
@@ -134,6 +134,7 @@ DENSE = {
     "classifier.dense.*": f"classification_heads.{HEAD}.dense.*",
     "classifier.out_proj.*": f"classification_heads.{HEAD}.out_proj.*",
 }
+TOKEN_CLASSIFIER = {"classifier.*": f"token_heads.{TOKEN_HEAD}.out_proj.*"}
 # Copies of a tensor under a second name.
 COPIES = dict.fromkeys(("cls.predictions.decoder.bias", "lm_head.decoder.bias"), "encoder.lm_head.bias")
 POSITIONS = "embeddings.position_embeddings.weight"

@@ -14,7 +14,7 @@ from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.ledger import Ledger
 from relpos_fairseq.conversion.report import ConversionReport, Outputs, PairProbe
 from relpos_fairseq.conversion.vocabulary import Vocabulary
-from relpos_fairseq.heads import REGRESSION
+from relpos_fairseq.heads import CHOICES, CLASSIFIER, RANKING, REGRESSION, SPANS, TOKENS, Head, classifier_of
 from relpos_fairseq.placement import PositionPlan
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.schemes import parse_layers
@@ -102,6 +102,12 @@ class EncoderSource(Source):
         regression = classes == 1 or self.task.get("regression_target")
         return self.problem or (REGRESSION if regression and not self.head else None)
 
+    def kind_of(self, place: str, name: str) -> Head:
+        """Return the kind of a head by its place (`classification_heads`, ...) and name in the model."""
+        if place == "classification_heads":
+            return CHOICES if self.task.get("_name") == RANKING and name == classifier_of(self.task) else CLASSIFIER
+        return SPANS if place == "span_heads" else TOKENS
+
     @property
     def plan(self) -> PositionPlan:
         return plan_of(self.values)
@@ -135,7 +141,7 @@ class GeneratingSource(Source):
 
 def separators_of(task: dict[str, Any]) -> int | None:
     """Return the number of further </s> between the texts of a pair, 0 or 1, from a task's options; None: not said."""
-    if task.get("_name") == "sentence_prediction":
+    if task.get("_name") in ("sentence_prediction", RANKING):
         return int(task.get("separator_token") is not None)
     return int(task["separators"]) - 1 if task.get("separators") in ("1", "2") else None
 

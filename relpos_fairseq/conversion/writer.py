@@ -18,14 +18,13 @@ from omegaconf import OmegaConf, open_dict
 
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.heads import HEAD
+from relpos_fairseq.heads import HEAD, RANKING, classifier_of
 from relpos_fairseq.models.building import GENERATING_KINDS
 from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.placement import decode_text
 from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 
 CHECKPOINT = "model.pt"
-RANKING = "sentence_ranking"
 
 
 @dataclass
@@ -162,14 +161,6 @@ def _task_config(state: State, given: dict[str, Any], length: int) -> Any:
     with open_dict(task):
         task.update(made | {"_name": name, "data": "."})
     return task
-
-
-def classifier_of(task: dict[str, Any]) -> str | None:
-    """Return the name of the head that a sentence_prediction or sentence_ranking trained, None of another task."""
-    named = task.get("classification_head_name")
-    if task.get("_name") == RANKING:
-        return named or task.get("ranking_head_name", HEAD)
-    return named if task.get("_name") == "sentence_prediction" else None
 
 
 def _heads(state: State, kind: str) -> list[str]:

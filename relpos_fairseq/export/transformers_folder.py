@@ -21,7 +21,7 @@ from relpos_fairseq.conversion.reading import read_encoder
 from relpos_fairseq.conversion.report import Probe, compare
 from relpos_fairseq.conversion.source import EncoderSource
 from relpos_fairseq.conversion.source import separators_of as task_separators
-from relpos_fairseq.conversion.writer import RANKING, classifier_of, plain_task
+from relpos_fairseq.conversion.writer import plain_task
 from relpos_fairseq.export.model_adapters import scores_of
 from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.export.transformers import (
@@ -34,7 +34,18 @@ from relpos_fairseq.export.transformers import (
     RelPosWithMemoryForCausalLM,
 )
 from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
-from relpos_fairseq.heads import CHOICES, CLASSIFIER, HEAD, MASKED_LM, MODEL, SPAN_HEAD, SPANS, TOKEN_HEAD, TOKENS, Head
+from relpos_fairseq.heads import (
+    CHOICES,
+    CLASSIFIER,
+    HEAD,
+    MASKED_LM,
+    MODEL,
+    RANKING,
+    SPAN_HEAD,
+    SPANS,
+    TOKEN_HEAD,
+    classifier_of,
+)
 from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Search
@@ -126,7 +137,7 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
         source.files = asset_files_of(text) if text else []
         head, chosen = MASKED_LM, None
         for old in heads:  # config.json names the last one
-            head, chosen = kind_of(source, old), old.split(".")[1]
+            head, chosen = source.kind_of(*old.split(".")[:2]), old.split(".")[1]
         numbers = list(range(source.rows))
         told = config.to_diff_dict() | {"id2label": config.id2label}
         closing = check_written(folder, source, head, told, numbers, source.plan.longest, chosen, trust=True)
@@ -161,19 +172,8 @@ def heads_of(source: EncoderSource, wanted: str | None) -> dict[str, str]:
     return found
 
 
-def kind_of(source: EncoderSource, prefix: str) -> Head:
-    """Return the kind of the head whose tensors have a prefix in the checkpoint."""
-    kind, name = prefix.split(".")[:2]
-    if kind == "classification_heads":
-        ranks = source.task.get("_name") == RANKING and name == classifier_of(source.task)
-        return CHOICES if ranks else CLASSIFIER
-    return SPANS if kind == "span_heads" else TOKENS
-
-
 def separators_of(source: EncoderSource, text: Path | None) -> int:
     """Return the number of further </s> between the texts of a pair: 0 or 1."""
-    if source.task.get("_name") == RANKING:
-        return int(source.task.get("separator_token") is not None)
     if (said := task_separators(source.task)) is not None:
         return said
     own = read_text(text) if text else None
@@ -185,7 +185,7 @@ def roberta_config(source: EncoderSource, heads: dict[str, str], text: Path | No
     task = plain_task(source.task)
     more: dict[str, Any] = {"architectures": ["RelPosForMaskedLM"]}
     for old in heads:
-        kind = kind_of(source, old)
+        kind = source.kind_of(*old.split(".")[:2])
         more["architectures"] = [f"RelPos{kind.suffix}"]
         if kind is SPANS:
             task["span_head_name"] = SPAN_HEAD
@@ -240,7 +240,7 @@ def differences_of(source: EncoderSource, heads: dict[str, str], folder: Path) -
     given = {"input_ids": probe.tokens, "attention_mask": probe.real.long()}
     given |= {"token_type_ids": probe.segments} if segments else {}
     ours, theirs = source.outputs(probe.tokens, probe.segments), {}
-    named = {kind_of(source, old): old.split(".")[1] for old in heads}
+    named = {source.kind_of(*old.split(".")[:2]): old.split(".")[1] for old in heads}
     for head in (MODEL, MASKED_LM, *named):
         batch = {name: part[None] for name, part in given.items()} if head is CHOICES else given  # of one question
         found = AUTO[head.auto].from_pretrained(folder).eval()(**batch)

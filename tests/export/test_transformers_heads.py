@@ -14,7 +14,7 @@ from helpers.commands import relpos
 from helpers.exported import write_checkpoint
 from relpos_fairseq.conversion.reading import read_encoder
 from relpos_fairseq.export import transformers_folder
-from relpos_fairseq.heads import CHOICES, CLASSIFIER, HEAD, HEADS, TOKENS, head_of
+from relpos_fairseq.heads import CHOICES, CLASSIFIER, HEAD, TOKENS, head_of
 
 RANKING = {
     "_name": "sentence_ranking",
@@ -150,7 +150,7 @@ def test_heads_are_told_apart():
         ("ForSequenceClassification", CLASSIFIER),
         ("ForMultipleChoice", CHOICES),
     ):
-        assert head_of({"architectures": [f"RelPos{suffix}"]}, "folder", HEADS) is head
+        assert head_of({"architectures": [f"RelPos{suffix}"]}, "folder") is head
         assert head.auto == f"AutoModel{suffix}"
 
 
