@@ -33,7 +33,7 @@ FILES = (
     (NEUTRAL, "of a version control or a download", r"(.*/)?\..*"),
     (
         NEUTRAL,
-        "the same weights in another format",
+        "weights in another format, which are not compared with those that are read",
         r"(pytorch_model|model|tf_model|flax_model|rust_model)([-.].*)?\.(bin|safetensors|h5|msgpack|ot)(\.index\.json)?"
         r"|(onnx|openvino|coreml)/.*",
     ),
