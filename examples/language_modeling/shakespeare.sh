@@ -9,6 +9,7 @@
 # parameters and no memory. Whatever is finished is not done again; an interrupted training goes on.
 # UPDATES=N trains for longer than 600 updates (some five minutes each on one idle core).
 set -euo pipefail
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"  # several trainings at once share the cores
 
 text=${1:?usage: shakespeare.sh TEXT OUT [MODEL...]} out=${2:?usage: shakespeare.sh TEXT OUT [MODEL...]}
 shift 2

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 
 from relpos_fairseq.cli import command
-from relpos_fairseq.io.command import run_command
+from relpos_fairseq.io.command import run_command, wait_passively
 from relpos_fairseq.version import __version__
 
 # Subcommands in the order of the overview: the file that declares them, the first word of a group, the names in it.
@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> int:
     Returns:
         The exit status, as in `run_command`; 2 for wrong arguments.
     """
+    wait_passively()
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv == ["--version"]:
         print(f"relpos_fairseq {__version__}")

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import sys
 
+from relpos_fairseq.io.command import wait_passively
+
 NAME = "relpos"
 MODEL = "relpos_fairseq.evaluation.harness_model:RelPosLM"
 EXTRA = "pip install 'relpos_fairseq[lm-eval]'"
@@ -29,6 +31,7 @@ def register() -> None:
 
 def main() -> None:
     """Run `lm-eval` with the model registered."""
+    wait_passively()
     try:
         register()
         from lm_eval.__main__ import cli_evaluate

@@ -115,3 +115,11 @@ def terminated_by_exception() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def wait_passively() -> None:
+    """Let OpenMP's threads sleep while they wait, in this process, if torch is not loaded yet, and in its children.
+
+    Where threads outnumber cores, threads that spin take the cores from those that work.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")

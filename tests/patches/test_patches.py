@@ -160,6 +160,21 @@ def call(config: DictConfig) -> list[int]:
     return trained
 
 
+@pytest.mark.parametrize(
+    ("load", "threads", "policy", "told"), [(0.2, 2, "", 0), (1.1, 2, "", 1), (1.1, 1, "", 0), (9, 2, "PASSIVE", 0)]
+)
+def test_waiting_threads_are_told_of_where_cores_are_short(
+    config, alone, monkeypatch, caplog, load, threads, policy, told
+):
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    with caplog.at_level("INFO"):
+        call(config)
+    assert sum("OMP_WAIT_POLICY=passive" in line for line in caplog.messages) == told
+
+
 @pytest.mark.parametrize("context", [7, 8, 9])
 def test_context_leaves_tokens_to_score(config, alone, context: int) -> None:
     """Without the patch, fairseq would divide by zero where the context fills the block."""
