@@ -207,3 +207,13 @@ def test_outputs_over_inputs_are_one_line(tmp_path, capsys):
     assert relpos("prepare", "lm", "--text", tmp_path / "text/train.txt", "--split", "0.5,0.5", "--out", tmp_path) == 2
     assert "train.txt is also an input" in capsys.readouterr().err
     assert (tmp_path / "text" / "train.txt").read_text() == "mine\n" * 40
+
+
+def test_waiting_threads_sleep_in_every_command():
+    """The variable is there before torch is loaded, whose OpenMP reads it then."""
+    clean = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    code = (
+        "import os, sys; from relpos_fairseq.cli.main import main; assert 'torch' not in sys.modules; "
+        "main(['schemes']); assert os.environ['OMP_WAIT_POLICY'] == 'passive'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=clean, capture_output=True)
