@@ -60,13 +60,14 @@ def xnli_splits(data: Path) -> dict[str, Splits]:
 class Classifier:
     """A fine-tuned model and its task."""
 
-    def __init__(self, checkpoint: Path, data: Path | None, cpu: bool = False) -> None:
+    def __init__(self, checkpoint: Path, data: Path | None, cpu: bool = False, quantization: str | None = None) -> None:
         """Load a checkpoint of the task sentence_prediction, and the folder of a task's data.
 
         Args:
             checkpoint: the model's file.
             data: folder of `relpos prepare glue`; None: the text beside the checkpoint.
             cpu: use no GPU.
+            quantization: `int8`, or None.
 
         Raises:
             UserError: the checkpoint is of another task.
@@ -76,6 +77,7 @@ class Classifier:
         from fairseq.dataclass.utils import overwrite_args_by_name
 
         from relpos_fairseq.inference.checkpoints.loading import read_trusted
+        from relpos_fairseq.nn.packed import prepare
 
         if not checkpoint.is_file():
             raise UserError(f"there is no checkpoint {checkpoint}")
@@ -92,6 +94,7 @@ class Classifier:
         models, _, self.task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
         self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
         self.model, self.head = models[0].eval().to(self.device), str(name)
+        prepare(self.model, quantization)
         known: list[str] = []
         if not trained.regression_target:
             first = self.task.label_dictionary.nspecial
@@ -217,7 +220,7 @@ def classify_lines(args: Any) -> None:
     lines, done = lines_of(args.file), 0
     if args.data:
         find_assets(args.checkpoint, args.data)
-    classifier = Classifier(args.checkpoint, args.data, args.cpu)
+    classifier = Classifier(args.checkpoint, args.data, args.cpu, args.quantization)
     with writer(args.out) as write, progress(description="classify", unit="lines") as bar:
         while chunk := list(islice(lines, 1 if typed else BUFFER)):
             numbered = dict(enumerate(chunk, done + 1))

@@ -89,21 +89,26 @@ def decode(engine: Any, batch: Sequence[list[str]], search: Search, limit: int |
     return [[Hypothesis(*pair) for pair in zip(one.hypotheses, one.scores, strict=True)] for one in results]
 
 
-def open_translator(path: Path, data: Path | None = None, cpu: bool = False) -> Translator:
+def open_translator(
+    path: Path, data: Path | None = None, cpu: bool = False, quantization: str | None = None
+) -> Translator:
     """Return the translator of a checkpoint or of an exported folder.
 
     Args:
         path: a checkpoint's file, or the folder of an export.
         data: data folder of a checkpoint that has no text/ beside it.
         cpu: use no GPU.
+        quantization: `int8` of a checkpoint, or None.
 
     Raises:
         UserError: it is neither, or no translation model.
     """
     if (path / "model.bin").is_file():  # CTranslate2's
+        if quantization is not None:
+            raise UserError(f"--quantization {quantization}: {path} has the weights that it was exported with")
         return open_ct2_folder(path, cpu)
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the checkpoint in it")
     from relpos_fairseq.inference.checkpoints import loading  # with fairseq, which exports do without
 
-    return loading.load_translator(path, data, cpu)
+    return loading.load_translator(path, data, cpu, quantization)

@@ -48,7 +48,7 @@ def quietly() -> None:
 
 
 def translate_file(args: Any, open_translator: Callable[..., Translator]) -> None:
-    """Run `relpos translate` with `open_translator(args.model, args.data, args.cpu)`."""
+    """Run `relpos translate` with `open_translator(args.model, args.data, args.cpu, args.quantization)`."""
     quietly()
     names = ("beam", "nbest", "lenpen", "unkpen", "max_len_a", "max_len_b", "no_repeat_ngram_size")
     search = Search(**{name: getattr(args, name) for name in names})
@@ -59,7 +59,7 @@ def translate_file(args: Any, open_translator: Callable[..., Translator]) -> Non
         cut=args.on_long_line == "cut",
     )
     show = _show_json if args.jsonl else _show_scores if args.scores or args.nbest > 1 else _show
-    translator = open_translator(args.model, args.data, args.cpu)
+    translator = open_translator(args.model, args.data, args.cpu, args.quantization)
     with writer(args.out) as write:
         for one in translate(translator, lines_of(args.file), search, batching):
             for line in show(one):
@@ -90,7 +90,7 @@ def sample_text(args: Any) -> None:
         if value is not None and value < 1:
             raise ValueError(f"--{name} must be >= 1, got {value}")
     choice = causal_lm.Choice(args.top_k, args.top_p, args.temperature, args.seed)
-    trained = causal_lm.open_model(args.checkpoint, args.data, args.cpu)
+    trained = causal_lm.open_model(args.checkpoint, args.data, args.cpu, args.quantization)
     prompt = "\n".join(lines_of(args.prompt_file)) if args.prompt_file else args.prompt
     start = causal_lm.Continuation(trained, args.samples, args.mem_len, args.context)
     streams = args.samples == 1 and not args.jsonl
@@ -108,7 +108,7 @@ def fill_lines(args: Any) -> None:
     quietly()
     from relpos_fairseq.inference.checkpoints.loading import fill, open_masked
 
-    hub = open_masked(args.checkpoint, args.data, args.cpu)
+    hub = open_masked(args.checkpoint, args.data, args.cpu, args.quantization)
     with writer(args.out) as write:
         for number, line in enumerate(lines_of(args.file), start=1):
             found = fill(hub, line, number, args.top_k)
@@ -128,7 +128,7 @@ def answer_questions(args: Any) -> None:
         raise UserError("give a QUESTION, or --file with one a line")
     from relpos_fairseq.inference.checkpoints.loading import answer, load
 
-    trained = load(args.checkpoint, args.data, args.cpu, "relpos answer")
+    trained = load(args.checkpoint, args.data, args.cpu, "relpos answer", args.quantization)
     with writer(args.out) as write:
         for one in answer(trained, context, questions, args.no_answer, args.nbest):
             if args.jsonl:

@@ -13,6 +13,7 @@ from relpos_fairseq.config import resolve
 from relpos_fairseq.models.encoder import limit_of
 from relpos_fairseq.modules.cross_attention import SOURCES
 from relpos_fairseq.modules.transformer_layer import RelPosDecoderLayer, initialize_projections, shard
+from relpos_fairseq.nn.packed import pack
 from relpos_fairseq.placement import DecodingTerms, Placement, PositionContext
 from relpos_fairseq.positions import is_captured
 from relpos_fairseq.scheme import AttentionShape
@@ -153,6 +154,10 @@ class RelPosDecoder(TransformerDecoderBase):
 
     def max_positions(self) -> int:
         return limit_of(self.positions)
+
+    def make_generation_fast_(self, **unused: Any) -> None:
+        """Pack the linear layers, as fairseq's commands ask every model before they generate."""
+        pack(self)
 
 
 def _encoder_parts(encoder_out: dict[str, list[Tensor]] | None) -> tuple:

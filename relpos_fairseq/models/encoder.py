@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.config import resolve
 from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initialize_projections, shard
+from relpos_fairseq.nn.packed import pack
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import is_captured
 from relpos_fairseq.scheme import AttentionShape
@@ -72,6 +73,10 @@ class RelPosEncoder(TransformerEncoderBase):
     @staticmethod
     def make_positions(cfg: Any) -> Placement:
         return encoder_positions(cfg)
+
+    def make_generation_fast_(self, **unused: Any) -> None:
+        """Pack the linear layers, as fairseq's commands ask every model before they generate."""
+        pack(self)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         """Build a layer with its own part of the position scheme."""

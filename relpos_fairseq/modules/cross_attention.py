@@ -9,6 +9,7 @@ a sentence, whose queries attend to it together, so that reordering beams copies
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -16,6 +17,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
 from relpos_fairseq.attention.sdpa import sound_kernels
+from relpos_fairseq.nn.packed import products
 
 SOURCES = "relpos_sources"  # key in fairseq's incremental state: (B,) number of each row's source
 
@@ -55,6 +57,9 @@ def regroup(order: Tensor, beams: int, sources: int) -> tuple[Tensor | None, int
 
 class CrossAttention(MultiheadAttention):
     """Attend from decoder states (T, B, E) to encoder outputs (S, B, E'), cached once for each source sentence."""
+
+    joined = {"keys_values": ("k_proj", "v_proj")}
+    keys_values: Any = None  # their one product, where the layers are packed or in int8
 
     def forward(
         self,
@@ -114,7 +119,8 @@ class CrossAttention(MultiheadAttention):
             if padding is not None:
                 padding = padding[::beams].bool()
             rows = key.reshape(-1, key.size(-1))  # (S U, E')
-            k, v = (self._heads(own(rows), key.shape) for own in (self.k_proj, self.v_proj))
+            both = products((self.k_proj, self.v_proj), self.keys_values, rows)
+            k, v = (self._heads(part, key.shape) for part in both)
             if state is None:
                 return k, v, padding, beams
             cache = {"prev_key": k.contiguous(), "prev_value": v.contiguous(), "beams": beams}

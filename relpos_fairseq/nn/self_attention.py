@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention.api import refuse_terms
 from relpos_fairseq.nn.decoding_cache import DecodingCache
+from relpos_fairseq.nn.packed import products
 from relpos_fairseq.placement import Placement, PositionContext, SchemeStack, decay_of
 from relpos_fairseq.terms import PositionTerms
 
@@ -28,6 +30,9 @@ class SelfAttention(nn.Module):
     """
 
     position: SchemeStack
+    joined = {"queries_keys_values": ("q_proj", "k_proj", "v_proj"), "keys_values": ("k_proj", "v_proj")}
+    queries_keys_values: Any = None  # their one product, where the layers are packed or in int8
+    keys_values: Any = None
 
     def __init__(
         self,
@@ -132,11 +137,15 @@ class SelfAttention(nn.Module):
     ) -> AttentionInputs:
         """Return the inputs of attention for queries of the tokens (T, B, E) and keys of `source` (S, B, E)."""
         rows = query.reshape(-1, self.embed_dim)  # (T B, E): one product of two matrices
-        keys = rows if source is query else source.reshape(-1, self.embed_dim)
+        if source is query:
+            q, k, v = products((self.q_proj, self.k_proj, self.v_proj), self.queries_keys_values, rows)
+        else:
+            q, keys = self.q_proj(rows), source.reshape(-1, self.embed_dim)
+            k, v = products((self.k_proj, self.v_proj), self.keys_values, keys)
         inputs = AttentionInputs(
-            q=self._heads(self.q_proj(rows), query.shape),
-            k=self._heads(self.k_proj(keys), source.shape),
-            v=self._heads(self.v_proj(keys), source.shape),
+            q=self._heads(q, query.shape),
+            k=self._heads(k, source.shape),
+            v=self._heads(v, source.shape),
             terms=terms,
             positions=context.positions,
             scale=self.scale,

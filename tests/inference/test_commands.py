@@ -19,6 +19,7 @@ from helpers.wmt_text import write_texts
 from relpos_fairseq.export.translators import open_translator
 from relpos_fairseq.inference.checkpoints import causal_lm
 from relpos_fairseq.inference.translator import Batching, Search, batches
+from relpos_fairseq.nn.packed import PackedLinear, QuantizedLinear
 from relpos_fairseq.text.assets import SymbolText
 
 
@@ -58,6 +59,25 @@ def test_translations_are_fairseqs(translation) -> None:
         assert [text for _, _, text in row] == [" ".join(one.symbols) for one in hypotheses]
         for (_, score, _), one in zip(row, hypotheses, strict=True):
             assert one.score == pytest.approx(float(score) * 0.6931472, abs=2e-4)
+
+
+def test_integers_translate_nearly_the_same(translation, capsys, tmp_path) -> None:
+    """Every linear layer in int8, by the flag; and packed without one."""
+    checkpoint, raw, _ = translation
+    plain = open_translator(checkpoint, None, True)
+    assert any(isinstance(part, PackedLinear) for part in plain.trained.model.modules())
+    integers = open_translator(checkpoint, None, True, "int8")
+    kinds = {type(part) for part in integers.trained.model.modules()}
+    assert QuantizedLinear in kinds and not kinds & {PackedLinear, torch.nn.Linear}
+    encoded = [plain.source.encode(line) for line in (raw / "test.en").read_text().splitlines()]
+    search = Search(beam=3, max_len_b=20)
+    for one, other in zip(plain.translate(encoded, search), integers.translate(encoded, search), strict=True):
+        assert other[0].score == pytest.approx(one[0].score, abs=0.05)
+    (tmp_path / "in.txt").write_text((raw / "test.en").read_text())
+    found = lines_of(
+        capsys, "translate", checkpoint, tmp_path / "in.txt", "--max-len-b", "20", "--quantization", "int8"
+    )
+    assert len(found) == len(encoded)
 
 
 def test_lines_keep_their_order(translation, capsys, monkeypatch, tmp_path) -> None:

@@ -146,9 +146,9 @@ class Continuation:
         return self.decoder.extract_features(tokens, None, incremental_state=self.state, **memory)[0]
 
 
-def open_model(path: Path, data: Path | None, cpu: bool) -> Trained:
+def open_model(path: Path, data: Path | None, cpu: bool, quantization: str | None = None) -> Trained:
     """Load a language model's checkpoint."""
-    return load(path, data, cpu, "relpos sample")
+    return load(path, data, cpu, "relpos sample", quantization)
 
 
 def ids_of(trained: Trained, text: str) -> list[int]:

@@ -25,6 +25,7 @@ from relpos_fairseq.data.squad import Question, QuestionFile
 from relpos_fairseq.inference.translator import Hypothesis, Search
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
+from relpos_fairseq.nn.packed import prepare
 from relpos_fairseq.tasks.question_answering import QuestionDataset
 from relpos_fairseq.text.assets import SymbolText, Text, TokenizerText, find_assets, read_text
 
@@ -123,7 +124,7 @@ class Trained:
         return next(self.model.parameters()).device
 
 
-def load(path: Path, data: Path | None, cpu: bool, command: str) -> Trained:
+def load(path: Path, data: Path | None, cpu: bool, command: str, quantization: str | None = None) -> Trained:
     """Load a checkpoint with its task and text, for a command that runs models of this task.
 
     Args:
@@ -131,6 +132,7 @@ def load(path: Path, data: Path | None, cpu: bool, command: str) -> Trained:
         data: its data folder; None: the text beside the checkpoint.
         cpu: use no GPU.
         command: a value of JOBS.
+        quantization: `int8`, or None.
 
     Raises:
         UserError: there is no such file, another command runs the model, or dictionaries are missing.
@@ -156,7 +158,9 @@ def load(path: Path, data: Path | None, cpu: bool, command: str) -> Trained:
             "symbols of its dict.txt, joined by spaces",
             folder,
         )
-    return Trained(models[0].eval().to(device), cfg, task, folder, source, target)
+    model = models[0].eval().to(device)
+    prepare(model, quantization)
+    return Trained(model, cfg, task, folder, source, target)
 
 
 def longest(limit: Any) -> int | None:
@@ -167,9 +171,9 @@ def longest(limit: Any) -> int | None:
 # Translation
 
 
-def load_translator(path: Path, data: Path | None, cpu: bool) -> BeamSearch:
+def load_translator(path: Path, data: Path | None, cpu: bool, quantization: str | None = None) -> BeamSearch:
     """Load an encoder-decoder's checkpoint as a translator."""
-    return BeamSearch(load(path, data, cpu, "relpos translate"))
+    return BeamSearch(load(path, data, cpu, "relpos translate", quantization))
 
 
 class BeamSearch:
@@ -215,9 +219,9 @@ class BeamSearch:
 # RoBERTa: masks and questions
 
 
-def open_masked(path: Path, data: Path | None, cpu: bool) -> RelPosRobertaHub:
+def open_masked(path: Path, data: Path | None, cpu: bool, quantization: str | None = None) -> RelPosRobertaHub:
     """Load a masked language model's checkpoint as a hub interface."""
-    trained = load(path, data, cpu, "relpos fill")
+    trained = load(path, data, cpu, "relpos fill", quantization)
     text = trained.source
     tokenizer = text.tokenizer if isinstance(text, TokenizerText) else None
     return RelPosRobertaHub(trained.cfg, trained.task, trained.model, tokenizer)

@@ -1,0 +1,197 @@
+"""Linear layers for inference on a CPU: weights packed once by oneDNN, or in int8; layers of one input are one product.
+
+`pack` and `quantize` replace the `nn.Linear` layers of a model. A packed layer has the parameters that it had, under
+their names, and computes as before where gradients are enabled; weights that change are packed anew. A layer in int8
+has no parameters: its weight has one scale a channel, and its input is quantized as it comes, with one scale a call.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.positions import is_captured
+
+ROWS = 128  # for which oneDNN lays out a weight; from 32 rows on the layout hardly differs
+ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")  # of int8, in the order in which they are taken
+KINDS = ("int8",)
+
+
+class PackedProduct:
+    """The product of rows with the weights of linear layers that read the same input, packed.
+
+    Args:
+        layers: the layers; they keep their parameters.
+    """
+
+    def __init__(self, *layers: nn.Linear) -> None:
+        self.layers = layers
+        self._packed: tuple[Any, Tensor, Tensor | None] | None = None
+
+    def __reduce__(self) -> tuple:  # packed tensors are not copied or saved
+        return type(self), self.layers
+
+    def applies_to(self, rows: Tensor) -> bool:
+        """Return True if rows can be multiplied so: on a CPU, in fp32 like the weights, without gradients."""
+        weight = self.layers[0].weight
+        plain = rows.dtype == weight.dtype == torch.float32 and rows.device.type == weight.device.type == "cpu"
+        return plain and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and not is_captured()
+
+    def __call__(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return every layer's output of rows (..., E)."""
+        state = [_version(part) for layer in self.layers for part in (layer.weight, layer.bias)]
+        if self._packed is None or self._packed[0] != state:
+            self._packed = state, *self._pack()
+        _, weight, bias = self._packed
+        found = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+        return found.split([layer.out_features for layer in self.layers], -1) if len(self.layers) > 1 else (found,)
+
+    def _pack(self) -> tuple[Tensor, Tensor | None]:
+        weight = torch.cat([layer.weight.detach() for layer in self.layers])
+        biases = [layer.bias for layer in self.layers]
+        bias = None if biases[0] is None else torch.cat([part.detach() for part in biases])
+        return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS), bias
+
+
+def _version(part: Tensor | None) -> tuple[int, int] | None:
+    """Return what changes with a tensor's values."""
+    return None if part is None else (part.data_ptr(), 0 if part.is_inference() else part._version)
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer with a packed copy of its weight."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight, self.bias = layer.weight, layer.bias
+        self.product = PackedProduct(self)
+        self.train(layer.training)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the output of rows (..., E)."""
+        return self.product(rows)[0] if self.product.applies_to(rows) else F.linear(rows, self.weight, self.bias)
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer in int8; `weight` and `bias` are what it computes with, in fp32."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        weight = layer.weight.detach().float()
+        scales = weight.abs().amax(1).clamp(min=1e-12) / 127
+        zeros = torch.zeros(len(scales), dtype=torch.long)
+        bias = None if layer.bias is None else layer.bias.detach().float()
+        with warnings.catch_warnings():  # torch announces an end of these functions, and no other of its own
+            warnings.simplefilter("ignore")
+            integers = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        self.packed = torch.ops.quantized.linear_prepack(integers, bias)
+        # Without these instructions pairs of products are added in 16 bits: inputs have 7 bits then.
+        self.narrow = not torch.cpu._is_vnni_supported()
+        self.train(layer.training)
+
+    @property
+    def weight(self) -> Tensor:
+        return torch.ops.quantized.linear_unpack(self.packed)[0].dequantize()
+
+    @property
+    def bias(self) -> Tensor | None:
+        return torch.ops.quantized.linear_unpack(self.packed)[1]
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        raise UserError("a model in int8 is not saved: save the one that it was made of")
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the output of rows (..., E), in their type."""
+        found = torch.ops.quantized.linear_dynamic(rows.float().contiguous(), self.packed, self.narrow)
+        return found.to(rows.dtype)
+
+
+def can_pack() -> bool:
+    """Return True if this machine's torch multiplies by oneDNN's packed weights."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def pack(model: nn.Module) -> None:
+    """Replace the linear layers of a model on a CPU by packed ones, and join those of one input, in place."""
+    if not can_pack() or next(model.parameters()).device.type != "cpu":
+        return
+    _replace(model, PackedLinear)
+    _join(model, PackedLinear, PackedProduct)
+
+
+def quantize(model: nn.Module, kind: str) -> None:
+    """Replace the linear layers of a model on a CPU by layers in int8, in place.
+
+    Raises:
+        UserError: another kind, no CPU, or this build of torch has no kernels of int8.
+    """
+    if kind not in KINDS:
+        raise UserError(f"--quantization {kind}: one of {', '.join(KINDS)}")
+    if (device := next(model.parameters()).device.type) != "cpu":
+        raise UserError(f"--quantization {kind} is for CPUs, and the model is on {device}: give --cpu")
+    engine = next((one for one in ENGINES if one in torch.backends.quantized.supported_engines), None)
+    if engine is None:
+        raise UserError(f"--quantization {kind}: this build of torch multiplies no integers")
+    torch.backends.quantized.engine = engine
+    _replace(model, QuantizedLinear)
+    _join(model, QuantizedLinear, QuantizedProduct)
+
+
+def prepare(model: nn.Module, quantization: str | None = None) -> None:
+    """Make a model ready for inference, in place: in int8 if `quantization` says so, else packed on a CPU.
+
+    Raises:
+        UserError: as `quantize`.
+    """
+    if quantization is not None:
+        quantize(model, quantization)
+    pack(model)
+
+
+class QuantizedProduct:
+    """The product of rows with the weights of layers in int8 that read the same input."""
+
+    def __init__(self, *layers: QuantizedLinear) -> None:
+        whole = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers), device="meta")
+        whole.weight = nn.Parameter(torch.cat([layer.weight for layer in layers]))
+        whole.bias = nn.Parameter(torch.cat([layer.bias for layer in layers]))
+        self.sizes, self.layer = [layer.out_features for layer in layers], QuantizedLinear(whole)
+
+    def applies_to(self, rows: Tensor) -> bool:
+        """Return True: integers are all that is there."""
+        return True
+
+    def __call__(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return every layer's output of rows (..., E)."""
+        return self.layer(rows).split(self.sizes, -1)
+
+
+def _replace(model: nn.Module, kind: type[nn.Module]) -> None:
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) in (nn.Linear, PackedLinear) and type(child) is not kind and not child._forward_pre_hooks:
+                setattr(module, name, kind(child))
+
+
+def _join(model: nn.Module, kind: type[nn.Module], product: type) -> None:
+    """Let the projections of each attention that read the same rows be one product."""
+    for module in model.modules():
+        for name, parts in getattr(module, "joined", {}).items():
+            layers = [getattr(module, part) for part in parts]
+            if all(type(layer) is kind for layer in layers):
+                setattr(module, name, product(*layers))
+
+
+def products(layers: Sequence[nn.Module], joined: Any, rows: Tensor) -> tuple[Tensor, ...]:
+    """Return the outputs of layers that read the same rows, by their one product where there is one that applies."""
+    if joined is not None and joined.applies_to(rows):
+        return joined(rows)
+    return tuple(layer(rows) for layer in layers)

@@ -1,0 +1,61 @@
+"""`--quantization int8` of every command that runs RoBERTas: the same outputs, nearly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from helpers.commands import relpos
+from helpers.exported import write_checkpoint
+from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
+from relpos_fairseq.nn.packed import QuantizedLinear
+
+TASKS = {
+    "classify": {
+        "classes": 3,
+        "task": {"_name": "sentence_prediction", "classification_head_name": "mine", "init_token": 0},
+    },
+    "fill": {},
+    "answer": {"spans": True, "task": {"_name": "question_answering", "span_head_name": "question_answering"}},
+}
+
+
+def said(capsys, name: str, checkpoint, folder, *more: str) -> list[dict]:
+    text = "the old house sees a <mask>" if name == "fill" else "the old house sees a horse"
+    (folder / "in.txt").write_text(text + "\n")
+    questions = ["what sees"] if name == "answer" else []
+    capsys.readouterr()
+    status = relpos(name, checkpoint, folder / "in.txt", *questions, "--jsonl", "--cpu", *more)
+    output = capsys.readouterr()
+    assert status == 0, output.err
+    return [json.loads(line) for line in output.out.splitlines()]
+
+
+def numbers(value) -> list[float]:
+    """Every number of what a command says, in its order."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [number for part in value for number in numbers(part)]
+    return [value] if isinstance(value, float) else []
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_integers_say_nearly_the_same(name, tmp_path, capsys):
+    _, checkpoint = write_checkpoint(tmp_path, "bpe", "t5", **TASKS[name])
+    if name == "classify":  # whose dictionary has a folder of its own
+        (tmp_path / "text" / "input0").mkdir()
+        shutil.copy(tmp_path / "text" / "dict.txt", tmp_path / "text" / "input0")
+    plain = numbers(said(capsys, name, checkpoint, tmp_path))
+    found = numbers(said(capsys, name, checkpoint, tmp_path, "--quantization", "int8"))
+    assert found == pytest.approx(plain, abs=0.1) and found != plain and plain
+
+
+def test_the_hub_takes_integers(tmp_path):
+    _, checkpoint = write_checkpoint(tmp_path, "bpe", "t5")
+    hub = RelPosRobertaModel.from_pretrained(tmp_path, checkpoint.name, "./text", quantization="int8")
+    assert any(isinstance(part, QuantizedLinear) for part in hub.model.modules())
+    filled = hub.fill_mask("the old <mask>", topk=1)
+    assert len(filled) == 1

@@ -1,0 +1,155 @@
+"""Packed weights, int8 and plain layers agree, over all schemes, in steps and at once; training goes on after."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.models.building import build_generating
+from relpos_fairseq.nn.packed import PackedLinear, QuantizedLinear, can_pack, pack, prepare, quantize
+from relpos_fairseq.schemes import REGISTER, scheme_names
+
+pytestmark = pytest.mark.skipif(not can_pack(), reason="torch without oneDNN")
+SIZES = {
+    f"{side}_{name}": value
+    for side in ("encoder", "decoder")
+    for name, value in (("embed_dim", 16), ("ffn_embed_dim", 24), ("layers", 2), ("attention_heads", 2))
+}
+ROWS = 29
+
+
+def translation(scheme: str) -> nn.Module:
+    torch.manual_seed(3)
+    values = SIZES | {"decoder_position_scheme": scheme, "max_source_positions": 32, "max_target_positions": 32}
+    values["encoder_position_scheme"] = "shaw" if REGISTER.get(scheme) and REGISTER[scheme].causal_only else scheme
+    model = build_generating("translation", values, (ROWS, ROWS)).eval()
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn(parameter.shape) * 0.1)
+    return model
+
+
+@torch.no_grad()
+def scores(model: nn.Module, steps: bool) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(4)
+    source, target = (torch.randint(4, ROWS, (3, 9), generator=draw) for _ in range(2))
+    source[1, -2:] = 1
+    encoded = model.encoder(source)
+    if not steps:
+        return model.decoder(target, encoded)[0]
+    state: dict = {}
+    parts = []
+    for end in range(1, 10):
+        parts.append(model.decoder(target[:, :end], encoded, incremental_state=state)[0])
+        order = torch.tensor([0, 1, 2])
+        model.decoder.reorder_incremental_state_scripting(state, order)
+    return torch.cat(parts, 1)
+
+
+@pytest.mark.parametrize("scheme", scheme_names())
+def test_every_scheme_computes_the_same(scheme):
+    model = translation(scheme)
+    plain = {steps: scores(model, steps) for steps in (False, True)}
+    packed, integers = copy.deepcopy(model), copy.deepcopy(model)
+    pack(packed)
+    quantize(integers, "int8")
+    assert any(isinstance(part, PackedLinear) for part in packed.modules())
+    assert packed.state_dict().keys() == model.state_dict().keys()
+    for steps, expected in plain.items():
+        torch.testing.assert_close(scores(packed, steps), expected, rtol=1e-5, atol=1e-5)
+        apart = (scores(integers, steps) - expected).abs().max()
+        assert 0 < apart < 0.05 * expected.abs().max(), apart
+
+
+@pytest.mark.parametrize("kind", ["language_modeling", "segment_language_modeling"])
+def test_language_models_too(kind):
+    torch.manual_seed(3)
+    values = {name: value for name, value in SIZES.items() if name.startswith("decoder")} | {"position_scheme": "t5"}
+    model = build_generating(kind, values | {"max_target_positions": 16, "tokens_per_sample": 16}, (ROWS, ROWS)).eval()
+    tokens = torch.randint(4, ROWS, (2, 9))
+    with torch.no_grad():
+        expected = model.decoder(tokens)[0]
+        prepare(model)
+        torch.testing.assert_close(model.decoder(tokens)[0], expected, rtol=1e-5, atol=1e-5)
+        quantize(model, "int8")
+        assert 0 < (model.decoder(tokens)[0] - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+@given(
+    rows=st.integers(1, 300), width=st.integers(1, 70), out=st.integers(1, 70), bias=st.booleans(), lead=st.booleans()
+)
+@settings(max_examples=200, deadline=None)
+def test_a_layer_is_the_layer_that_it_was(rows, width, out, bias, lead):
+    torch.manual_seed(rows)
+    layer = nn.Linear(width, out, bias)
+    given = torch.randn(2, rows, width) if lead else torch.randn(rows, 2 * width)[:, ::2]
+    with torch.inference_mode():
+        expected = layer(given)
+        torch.testing.assert_close(PackedLinear(layer)(given), expected, rtol=1e-5, atol=1e-5)
+        found = QuantizedLinear(layer)
+        # One step of the input's and of the weight's scale for each channel, at most.
+        steps = (given.abs().max() * 2 / 127 + 1e-6) * layer.weight.abs().sum(1)
+        steps = steps + layer.weight.abs().amax(1) / 127 * given.abs().sum(-1, keepdim=True)
+        assert bool(((found(given) - expected).abs() <= steps + 1e-5).all())
+        torch.testing.assert_close(found.weight, layer.weight, rtol=0, atol=float(layer.weight.abs().max()) / 127)
+
+
+def test_training_goes_on_after_packing_and_weights_that_change_are_packed_anew():
+    model = translation("m4")
+    pack(model)
+    before = scores(model, True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tokens = torch.randint(4, ROWS, (3, 9))
+    loss = model(tokens, torch.tensor([9] * 3), tokens)[0].square().mean()
+    loss.backward()
+    assert all(part.weight.grad is not None for part in model.modules() if isinstance(part, PackedLinear))
+    optimizer.step()
+    after = scores(model, True)
+    assert (after - before).abs().max() > 1e-3
+    fresh = translation("m4")
+    fresh.load_state_dict(model.state_dict())
+    torch.testing.assert_close(after, scores(fresh, True), rtol=1e-5, atol=1e-5)
+    model.load_state_dict(translation("m4").state_dict())
+    torch.testing.assert_close(scores(model, True), before, rtol=1e-5, atol=1e-5)
+
+
+def test_the_projections_of_one_input_are_one_product(monkeypatch):
+    """q, k and v of a step, keys and values of the source."""
+    model = translation("m4")
+    pack(model)
+    attention = model.decoder.layers[0].self_attn
+    called = []
+    monkeypatch.setattr(attention.q_proj, "forward", called.append)
+    scores(model, True)
+    assert called == [] and attention.queries_keys_values is not None
+    assert model.decoder.layers[0].encoder_attn.keys_values is not None
+
+
+def test_a_packed_model_is_copied_and_saved_and_one_in_int8_is_not(tmp_path):
+    model = translation("alibi")
+    pack(model)
+    expected = scores(model, True)
+    assert torch.equal(scores(copy.deepcopy(model), True), expected)
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    quantize(model, "int8")
+    with pytest.raises(UserError, match="int8 is not saved"):
+        model.state_dict()
+
+
+def test_half_precision_and_fp64_are_computed_as_they_were():
+    layer = nn.Linear(8, 8).double()
+    given = torch.randn(3, 8, dtype=torch.float64)
+    assert torch.equal(PackedLinear(layer)(given), layer(given))
+    assert not PackedLinear(layer).product.applies_to(given)
+
+
+def test_what_cannot_be_is_said():
+    with pytest.raises(UserError, match="--quantization int3: one of int8"):
+        quantize(translation("m4"), "int3")
+    with pytest.raises(UserError, match="for CPUs, and the model is on meta"):
+        quantize(nn.Linear(2, 2, device="meta"), "int8")
