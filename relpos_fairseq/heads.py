@@ -72,6 +72,18 @@ def classifier_of(task: dict[str, Any]) -> str | None:
     return named if task.get("_name") == "sentence_prediction" else None
 
 
+def problem_named(config: dict[str, Any], where: str) -> str | None:
+    """Return the problem_type that a config.json names, or None.
+
+    Raises:
+        UserError: it names none that transformers has.
+    """
+    problem = config.get("problem_type")
+    if problem not in (None, SINGLE, SEVERAL, REGRESSION):
+        raise UserError(f"{where}/config.json: problem_type {problem!r} is none of {SINGLE}, {SEVERAL}, {REGRESSION}")
+    return problem
+
+
 def problem_of(problem: str | None, classes: int, labels: Tensor | None = None) -> str:
     """Return the problem_type of a classifier with so many outputs; `labels` decide where none is named."""
     if problem:

@@ -281,15 +281,16 @@ class BenchmarkPreparation:
         measure(self)
 
 
-@command("benchmark serving", "sentences a second and BLEU of fairseq-generate, relpos translate and CTranslate2")
+@command("benchmark serving", "speed, memory and BLEU of fairseq-generate, relpos translate and CTranslate2")
 class BenchmarkServing:
     """How fast one checkpoint translates, and how well: fairseq-generate, this package, CTranslate2.
 
         relpos benchmark serving checkpoints/checkpoint_best.pt data-bin/multi30k
 
-    One table: sentences a second and BLEU of fairseq-generate, of `relpos translate`, and of
-    CTranslate2 in fp32 and int8, on the CPU with OMP_NUM_THREADS threads. Each timing has a process of
-    its own, whose start is not counted. BLEU is of text.
+    One table: sentences and tokens a second, peak memory, seconds of the start, and BLEU of
+    fairseq-generate, of `relpos translate` in fp32 and int8, and of CTranslate2 in fp32 and int8 where it
+    has the position scheme, on the CPU with OMP_NUM_THREADS threads. Each timing has a process of its own.
+    BLEU is of text.
     Needs pip install 'relpos_fairseq[ct2]'.
     """
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf
 
 from relpos_fairseq.conversion import layouts
@@ -125,7 +126,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
         kept_files=_kept_files(told.get("kept_files", []), path.parent),
     )
     check(source)
-    source.ledger = _ledger(tensors, options, path)
+    source.ledger = _ledger(tensors, options, path, checkpoint.get("extra_state"))
     state.setdefault(layouts.VERSION, layouts.encode_text(source.plan.describe()))
     if ours:
         source.library = "relpos_roberta"
@@ -148,19 +149,22 @@ _SILENT = (
 _FAIRSEQS = ("spectral_norm_classification_head", "mha_heads_to_keep", "ffn_blocks_to_remove")
 
 
-def _ledger(tensors: State, options: Recorded, path: Path) -> Ledger:
+def _ledger(tensors: State, options: Recorded, path: Path, extra: dict[str, Any] | None) -> Ledger:
     """Return what became of a checkpoint's tensors and options; all that `_modern` leaves in is read."""
     ledger = Ledger(tensors, options, [path.name])
     ledger.mark("files", USED, [path.name])
     ledger.mark("tensors", USED, tensors)
     ledger.mark("tensors", NEUTRAL, [name for name in tensors if name.endswith(_BUFFERS)], "a buffer")
     defaults = {part.name: part.default for part in fields(RelPosRobertaConfig)} | dict.fromkeys(_FAIRSEQS)
+    own = layouts.VERSION in tensors and options.get("_name") in ARCH_MODEL_REGISTRY  # not a whole command line
     for name, value in options.items():
-        if name not in defaults or name in _SILENT:
+        if name in _SILENT or (name not in defaults and not own):
             ledger.mark("keys", NEUTRAL, [name], "of data, training or memory, or the tensors say it")
-        elif value in (None, False, -1, defaults[name]):
+        elif value is None or value is False or value == -1 or value == defaults.get(name, ...):
             ledger.mark("keys", NEUTRAL, [name], "not set")
     ledger.mark("keys", USED, options.read)
+    if "ema" in (extra or {}):
+        ledger.add("tensors", "extra_state.ema")
     return ledger
 
 
@@ -216,10 +220,12 @@ def _modern(state: State) -> State:
             continue
         if ".in_proj_" in key:
             stem, part = key.split(".in_proj_")
-            for name, third in zip("qkv", value.chunk(3), strict=True):
-                result[f"{stem}.{name}_proj.{part}"] = third
-            continue
-        result[key] = value
+            made = {f"{stem}.{name}_proj.{part}": third for name, third in zip("qkv", value.chunk(3), strict=True)}
+        else:
+            made = {key: value}
+        if twice := result.keys() & made.keys():
+            raise ConversionError(f"the checkpoint has {min(twice)} twice, under an old name and a new one: remove one")
+        result |= made
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from relpos_fairseq.conversion.report import ConversionError, outputs_of
 from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource
 from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
 from relpos_fairseq.conversion.writer import GeneratingModel, check_rows
-from relpos_fairseq.heads import CHOICES, HEAD, RANKING, SPAN_HEAD, head_of
+from relpos_fairseq.heads import CHOICES, HEAD, MASKED_LM, RANKING, SPAN_HEAD, head_of, problem_named
 from relpos_fairseq.models.building import (
     EMBEDDING,
     GENERATING_KINDS,
@@ -24,6 +25,7 @@ from relpos_fairseq.models.building import (
     run_generating,
     shared_names,
 )
+from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.text.assets import asset_files_of
 
 ROBERTA_TYPE = "relpos_roberta"  # model_type
@@ -38,6 +40,9 @@ GENERATING_TYPES = {
 }
 GENERATING_PREFIX = "model."
 TEXT_FOLDER = "text"
+CONFIGS = {name: GENERATING_KINDS[kind][2] for name, kind in GENERATING_TYPES.items()} | {
+    ROBERTA_TYPE: RelPosRobertaConfig
+}
 
 
 def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource:
@@ -58,6 +63,9 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
         files=asset_files_of(text),
         task=_exported_task(config, state, folder),
         labels=labels_of(config, len(config.get("id2label") or ())),
+        problem=problem_named(config, str(folder)),
+        head=(head_of(config, str(folder)) or MASKED_LM).suffix,
+        named={key: config[key] for key in ("id2label", "label2id") if config.get(key)},
         library="relpos_roberta",
         outputs=lambda tokens, segments: outputs_of(build_roberta(values, state), tokens, segments),
     )
@@ -80,6 +88,10 @@ def _ledger(folder: Path, config: Recorded, weights: State) -> Ledger:
     ledger.mark("tensors", USED, weights)
     ledger.mark("keys", NEUTRAL, _REPEATED, "other keys say it")
     ledger.mark("keys", USED, config.read)
+    known = {part.name for part in fields(CONFIGS[config["model_type"]])}
+    for name, value in config["values"].items():
+        if name not in known:
+            ledger.add("keys", f"values.{name}", value)
     names = list(ledger.became["files"])
     ledger.mark("files", NEUTRAL, filter(_MADE.fullmatch, names), f"made of {TEXT_FOLDER}/")
     ledger.mark("files", USED, [name for name in names if name.startswith(f"{TEXT_FOLDER}/")])
@@ -120,8 +132,8 @@ def _exported_task(config: dict[str, Any], state: State, folder: Path) -> dict[s
     wanted = RANKING if ranks else "sentence_prediction"
     if task.get("_name") in has and not has[task["_name"]]:
         task["_name"] = "masked_lm"  # the head was left behind
+    two = config.get("pair_separators", 1)
     if classifies and task.get("_name") != wanted:
-        two = config.get("pair_separators", 1)
         task |= {"_name": wanted, "init_token": 0}
         task["separator_token"] = 2 if two else None
         task.pop("num_classes", None)  # of another task

@@ -21,6 +21,7 @@ positions serves as both of Shaw's.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,8 +145,10 @@ def import_weights(
     ours = build_generating("translation", values, rows).state_dict()
     state |= {name: value for name, value in ours.items() if name.endswith("version")}
     missing = {name: value for name, value in ours.items() if name not in state}
-    if any(not name.endswith(".bias") for name in missing):
-        raise ConversionError(f"{model.path} has no tensor for {min(missing)}")
+    there = {re.sub(r"\d+", "#", name) for name in state}  # a bias may be absent, of every layer
+    lacks = [name for name in missing if not name.endswith(".bias") or re.sub(r"\d+", "#", name) in there]
+    if lacks:
+        raise ConversionError(f"{model.path} has no tensor for {min(lacks)}: copy it again")
     state |= {name: torch.zeros_like(value) for name, value in missing.items()}
     return GeneratingSource(
         kind=model.kind,

@@ -190,6 +190,8 @@ def _take_head(
     taken = {name: state.pop(name) for name in list(state) if name.split(".")[0] in places}
     same = source.family in FAMILIES and FAMILIES[source.family].prefix == family.prefix
     kept = {name: value.clone() for name, value in source.kept.items()} if same else {}
+    if not same:
+        report.dropped += [f"tensor {name}: {family.name} has none" for name in source.kept]
     if head is None:
         for left in sorted(found):
             report.step(f"head {left} left out (--head {left} exports it)")
@@ -204,7 +206,8 @@ def _take_head(
     ours = SHOWN_BY[kind.kind].removesuffix("out_proj.weight")
     mine = f"{found[head]}.{head}."
     state |= {ours + name.removeprefix(mine): value for name, value in taken.items() if name.startswith(mine)}
-    return kind, {}
+    made = Names(family.classifier(kind))
+    return kind, {name: value for name, value in kept.items() if made.ours(family.plain(name)) is None}
 
 
 def _classes(source: EncoderSource, kind: Head, classes: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from relpos_fairseq.conversion.names import Names
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_folder
 from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
-from relpos_fairseq.heads import CHOICES, REGRESSION, SEVERAL, SINGLE, TOKENS, Head, head_of
+from relpos_fairseq.heads import CHOICES, TOKENS, Head, head_of, problem_named
 from relpos_fairseq.schemes import named_elsewhere
 
 
@@ -76,6 +76,7 @@ FAMILIES = {
         ),
     )
 }
+OPTIONAL = ("encoder.lm_head.weight", "encoder.lm_head.bias")  # tied, and zeros
 SCHEMES = named_elsewhere("transformers")  # its position_embedding_type to our schemes
 KINDS = SCHEMES | dict.fromkeys([hf_deberta.KIND], named_elsewhere("transformers' model_type")[DISENTANGLED])
 # fairseq's gelu is the exact one, and its gelu_accurate the approximation by tanh.
@@ -205,11 +206,12 @@ def _check_config(config: dict[str, Any], path: Path) -> None:
         raise ConversionError(f"{path}/config.json has pad_token_id {config['pad_token_id']!r}: RoBERTa counts from it")
     if config["max_position_embeddings"] < 5:
         raise ConversionError(f"{path} has {config['max_position_embeddings']} positions: a text needs more")
-    problem = config.get("problem_type")
-    if problem not in (None, SINGLE, SEVERAL, REGRESSION):
-        raise ConversionError(
-            f"{path}/config.json: problem_type {problem!r} is none of {SINGLE}, {SEVERAL}, {REGRESSION}"
-        )
+    problem_named(config, str(path))
+    for key in ("id2label", "label2id"):
+        if not isinstance(config.get(key), dict | None):
+            raise ConversionError(
+                f"{path}/config.json has {key} {config[key]!r}: names of classes by number are needed"
+            )
     if not isinstance(config.get("classifier_dropout"), float | int | None):
         raise ConversionError(
             f"{path}/config.json has classifier_dropout {config['classifier_dropout']!r}: give a number"
@@ -273,6 +275,8 @@ def _read_tensors(folder: Folder, weights: dict[str, Tensor]) -> None:
         if plain[name] in names.COPIES:
             copies[name] = value
         elif None not in found:
+            if twice := next((ours for ours in found if ours in state), None):
+                raise ConversionError(f"{folder.path}: {name} and another tensor are both {twice}: remove one")
             state |= found
             ledger.mark("tensors", USED, [name])
         elif template := names.matching(plain[name], says_nothing):
@@ -329,6 +333,10 @@ def _check_tensors(folder: Folder, rows: Names, every: Names, shapes: dict[str, 
             f"({unknown[0]}): another head or architecture than is converted"
         )
     heads = {name.rpartition(".out_proj.")[0] for name in state if "_heads." in name and ".out_proj." in name}
+    heads |= {"encoder.lm_head" for name in state if name.startswith("encoder.lm_head.dense.")}
     for name in rows.every(layers):
-        if any(name.startswith(f"{head}.") for head in heads) and name not in state:
-            raise ConversionError(f"the classifier lacks {called(name)}: its file is incomplete")
+        if any(name.startswith(f"{head}.") for head in heads) and name not in {*state, *OPTIONAL}:
+            raise ConversionError(
+                f"{folder.path}: the head lacks {called(name)}: its file is incomplete, or config.json does not name "
+                f"its class in architectures"
+            )

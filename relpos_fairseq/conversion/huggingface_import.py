@@ -38,6 +38,7 @@ from relpos_fairseq.heads import (
     SPANS,
     TOKEN_HEAD,
     TOKENS,
+    Head,
 )
 from relpos_fairseq.schemes import scheme_class
 
@@ -46,7 +47,7 @@ EMBEDDING, LM_WEIGHT, LM_BIAS = f"{ENCODER}.embed_tokens.weight", "encoder.lm_he
 NAMED = ("id2label", "label2id", "type_vocab_size")
 # What tells that a head is there, by the kind of its output.
 SHOWN_BY = {
-    MASKED_LM.kind: LM_BIAS,
+    MASKED_LM.kind: "encoder.lm_head.dense.weight",
     CLASSIFIER.kind: f"classification_heads.{HEAD}.out_proj.weight",
     SPANS.kind: f"span_heads.{SPAN_HEAD}.out_proj.weight",
     TOKENS.kind: f"token_heads.{TOKEN_HEAD}.out_proj.weight",
@@ -77,7 +78,7 @@ def read_huggingface(path: Path) -> EncoderSource:
         task=_task(folder, len(state.get(SHOWN_BY[CLASSIFIER.kind], ()))),
         labels=labels_of(folder.config, classes),
         problem=folder.config.get("problem_type"),
-        head=(folder.head or (MASKED_LM if kinds else MODEL)).suffix,
+        head=_head(folder, kinds).suffix,
         family=folder.family.name,
         named={key: folder.config[key] for key in NAMED if folder.config.get(key)},
         kept=folder.kept,
@@ -89,6 +90,13 @@ def read_huggingface(path: Path) -> EncoderSource:
     huggingface_ledger.read(folder.ledger, folder.config)
     source.kept_files = {name: path / name for name in folder.ledger.named("files", KEPT)}
     return source
+
+
+def _head(folder: Folder, kinds: list[str]) -> Head:
+    """Return the kind of the head with which a folder is written again: a masked LM's is not left behind."""
+    if folder.head is None or (folder.head is MODEL and MASKED_LM.kind in kinds):
+        return MASKED_LM if kinds else MODEL
+    return folder.head
 
 
 def _run(folder: Folder, kinds: list[str], bias: Tensor | None, tokens: Tensor, segments: Tensor | None) -> Outputs:
@@ -168,7 +176,7 @@ def labels_of(config: dict[str, Any], classes: int) -> list[str]:
 def _lm_head(folder: Folder, state: State) -> bool:
     """Put the masked LM's head into fairseq's order of rows, or add one, in place; return whether it is untied."""
     embedding = state[EMBEDDING]
-    if LM_BIAS not in state:
+    if SHOWN_BY[MASKED_LM.kind] not in state:
         folder.notes.append("no masked LM head: one is added, untrained (identity, no bias)")
         width = embedding.size(1)
         state["encoder.lm_head.dense.weight"] = torch.eye(width, dtype=embedding.dtype)
@@ -177,6 +185,7 @@ def _lm_head(folder: Folder, state: State) -> bool:
             state[f"encoder.lm_head.{name}.bias"] = embedding.new_zeros(width)
         state[LM_WEIGHT], state[LM_BIAS] = embedding, embedding.new_zeros(len(embedding))
         return False
+    state.setdefault(LM_BIAS, embedding.new_zeros(len(folder.state[EMBEDDING])))  # as the library begins it
     state |= {name: folder.vocabulary.take(state[name]) for name in (LM_WEIGHT, LM_BIAS) if name in state}
     return not torch.equal(state.setdefault(LM_WEIGHT, embedding), embedding)
 

@@ -59,13 +59,15 @@ def kept_places(names: Iterable[str]) -> list[str]:
 
 def begin(folder: Path, keys: dict[str, Any], tensors: Iterable[str]) -> Ledger:
     """Return the ledger of a folder, in which its files and the keys that say nothing are marked."""
-    files = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() or path.is_symlink())
+    files = [path.relative_to(folder).as_posix() for path in found]
     ledger = Ledger(tensors, keys, files)
     for verdict, reason, pattern in FILES:
         ledger.mark("files", verdict, filter(re.compile(pattern).fullmatch, files), reason)
     for reason, names in NEUTRAL_KEYS.items():
         ledger.mark("keys", NEUTRAL, names.split(), reason)
-    ledger.mark("keys", NEUTRAL, [key for key, value in keys.items() if value in (None, False, [], {})], "not set")
+    unset = [key for key, value in keys.items() if value is None or value is False or value in ([], {}, "")]
+    ledger.mark("keys", NEUTRAL, unset, "not set")
     return ledger
 
 

@@ -42,9 +42,8 @@ def load_in_transformers(name: str, folder: Path) -> Any:
     version, verbosity = transformers_release(), transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        model, loading = getattr(transformers, name).from_pretrained(
-            folder, output_loading_info=True, trust_remote_code=False, local_files_only=True
-        )
+        how = {"trust_remote_code": False, "local_files_only": True, "return_dict": True, "torchscript": False}
+        model, loading = getattr(transformers, name).from_pretrained(folder, output_loading_info=True, **how)
     except Exception as error:  # whatever a release makes of a folder that it does not know
         raise NotComparedError(f"{version} does not load the folder ({' '.join(str(error).split())[:99]})") from error
     finally:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from relpos_fairseq.conversion.algebra import convert, match_members
 from relpos_fairseq.conversion.huggingface_export import check_written, export_order, outputs_of_folder, save_hf, to_hf
 from relpos_fairseq.conversion.huggingface_folder import FAMILIES
 from relpos_fairseq.conversion.in_transformers import transformers_release
 from relpos_fairseq.conversion.layouts import places
+from relpos_fairseq.conversion.ledger import LOST
 from relpos_fairseq.conversion.reading import read
 from relpos_fairseq.conversion.report import (
     SHORTEST,
@@ -38,9 +40,11 @@ from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource, So
 from relpos_fairseq.conversion.vocabulary import Vocabulary
 from relpos_fairseq.conversion.writer import checkpoint_of, write_checkpoint, write_texts
 from relpos_fairseq.heads import MASKED_LM, RANKING, head_of
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, atomic_path
-from relpos_fairseq.models.building import build_roberta, run_generating
+from relpos_fairseq.models.building import build_generating, build_roberta, load_tensors, run_generating
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
+from relpos_fairseq.text.dictionary import SPECIAL
 
 HUGGING_FACE = ("hf-bert", "hf-roberta")
 LENGTH = 1024  # positions of a translation model that sets none
@@ -78,7 +82,7 @@ class Job:
         names = [n for n, value in self.given.items() if value is not None and n not in allowed]
         names += ["approximate"] * self.approximate + ["fill"] * bool(self.fill)
         names += ["head"] * bool(self.head) + [f"init {self.init}"] * (self.init != "neutral")
-        return [name.replace("_", "-") for name in names]
+        return [name.removeprefix("max_").replace("_", "-") for name in names]
 
 
 def convert_on_disk(job: Job, path: Path, out: Path, data: Path | None = None) -> None:
@@ -96,7 +100,7 @@ def convert_on_disk(job: Job, path: Path, out: Path, data: Path | None = None) -
     check_destination(out, path)
     if job.to in HUGGING_FACE and out.suffix == ".pt":
         raise ConversionError(f"--to {job.to} writes a folder: --out {out} must not end in .pt")
-    with _quiet():
+    with _quiet(), _named(path):
         source = read(path, data, job.length)
         print(
             f"source    {source.kind}: {source.path}", *(f"note      {n}" for n in source.notes), sep="\n", flush=True
@@ -106,6 +110,27 @@ def convert_on_disk(job: Job, path: Path, out: Path, data: Path | None = None) -
         with whole(out) as making:
             result.write(making, print)
         print(f"wrote {out}")
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn whatever a foreign file's content leads to into one line that names the file.
+
+    Raises:
+        ConversionError: instead of any exception that is no UserError; RELPOS_TRACEBACK=1 lets it through.
+    """
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        if os.environ.get("RELPOS_TRACEBACK"):
+            raise
+        said = " ".join(str(error).split())[:200]
+        raise ConversionError(
+            f"{path} holds what a model of its kind has not ({type(error).__name__}: {said}): compare its config and "
+            f"tensors with a released model's (RELPOS_TRACEBACK=1 shows where)"
+        ) from error
 
 
 def convert_source(job: Job, source: Source, log: Log = print) -> Result:
@@ -184,7 +209,9 @@ class Result:
             ConversionError: outputs differ though the rules lose nothing, or what was written differs.
         """
         if ledger := self.source.ledger:
-            self.report.dropped = ledger.lost
+            if not place.is_dir():
+                ledger.mark("files", LOST, list(self.source.kept_files), "a file alone has none beside it")
+            self.report.dropped += ledger.lost
             for line in ledger.lines():
                 log(line)
         self.begin(place)
@@ -205,13 +232,27 @@ class CheckpointResult(Result):
 
     Args:
         checkpoint: what is saved; `conversion` in it records the conversion.
+        build: builds its model; raises an error where the tensors do not fit.
         files: files to copy, by their places in the folder.
         texts: contents of further files.
     """
 
     checkpoint: dict[str, Any]
+    build: Callable[[], nn.Module]
     files: dict[str, Path] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+
+    def begin(self, place: Path) -> None:
+        """Build the result, though nothing may be compared: what is written must load.
+
+        Raises:
+            ConversionError: tensors that do not fit, or are not finite.
+        """
+        tensors = self.checkpoint["model"]
+        broken = next((n for n, v in tensors.items() if v.is_floating_point() and not v.isfinite().all()), None)
+        if broken:
+            raise ConversionError(f"{self.source.path}: {broken} holds NaN or infinite values: copy it again")
+        self.build()
 
     def finish(self, place: Path, differences: dict[str, float], log: Log) -> None:
         source, report, about = self.source, self.report, self.checkpoint["conversion"]
@@ -268,9 +309,13 @@ def keep_scheme(job: Job, source: GeneratingSource) -> CheckpointResult:
         after = run_generating(model.kind, values, model.rows, checkpoint["model"], pair.source, pair.target)
         return {"logits": before[..., known]}, {"logits": after[..., known]}
 
+    def build() -> nn.Module:
+        made = build_generating(model.kind, model.values, model.rows)
+        return load_tensors(made, model.state, torch.float32)
+
     report.source = report.target = model.describe()
     report.compared = source.library
-    return CheckpointResult(source, report, Probe(pair.target, None), run, checkpoint, model.files, source.texts)
+    return CheckpointResult(source, report, Probe(pair.target, None), run, checkpoint, build, model.files, source.texts)
 
 
 def to_relpos(job: Job, source: EncoderSource) -> CheckpointResult:
@@ -291,13 +336,17 @@ def to_relpos(job: Job, source: EncoderSource) -> CheckpointResult:
 
     def run(_: Path) -> tuple[Outputs, Outputs]:
         before = source.outputs(probe.tokens, probe.segments)
-        return before, outputs_of(build_roberta(values, done.state), probe.tokens, probe.segments)
+        return before, outputs_of(build(), probe.tokens, probe.segments)
+
+    def build() -> nn.Module:
+        return build_roberta(values, done.state)
 
     done.report.compared = source.library
     carried = any(file.name != DICTIONARY for file in source.files)  # its tokenizer will lie beside it
     task = {n: v for n, v in source.task.items() if not (carried and n == "tokenizer_folder")}
     checkpoint = checkpoint_of(values, done.state, _way_back(source), task)
-    return CheckpointResult(source, done.report, probe, run, checkpoint, *_text(source, checkpoint["cfg"]["task"]))
+    text = _text(source, checkpoint["cfg"]["task"])
+    return CheckpointResult(source, done.report, probe, run, checkpoint, build, *text)
 
 
 def _way_back(source: EncoderSource) -> dict[str, Any]:
@@ -305,7 +354,7 @@ def _way_back(source: EncoderSource) -> dict[str, Any]:
     known = {
         **{"kept_files": sorted(source.kept_files), "labels": source.labels, "problem_type": source.problem},
         **{"head": source.head, "kept": source.kept, "family": source.family, "named": source.named},
-        "rows": source.vocabulary and source.vocabulary.rows,
+        "rows": source.vocabulary.rows if source.vocabulary else source.source_rows,
     }
     return {name: value for name, value in known.items() if value}
 
@@ -318,7 +367,9 @@ def _text(source: EncoderSource, task: dict[str, Any]) -> tuple[dict[str, Path],
         for part in (files, texts):
             part |= {f"input0/{DICTIONARY}": part[DICTIONARY]} if DICTIONARY in part else {}
         if not task.get("regression_target", True):
-            names = source.labels or [f"LABEL_{n}" for n in range(task["num_classes"])]
+            names = source.labels
+            if not names or any(len(name.split("\n")) > 1 or name in SPECIAL for name in names):
+                names = [f"LABEL_{n}" for n in range(task["num_classes"])]  # the record has those that no line can hold
             texts[f"label/{DICTIONARY}"] = "".join(f"{name} 1\n" for name in names)
     return files, texts
 

@@ -48,6 +48,11 @@ class Ledger:
             for kind, names in (("tensors", tensors), ("keys", keys), ("files", files))
         }
 
+    def add(self, kind: str, name: str, value: Any = None) -> None:
+        """Add something that is lost."""
+        self.became[kind][name] = (LOST, "not read here")
+        self.keys[name] = value
+
     def mark(self, kind: str, verdict: str, names: Iterable[str] | Mapping[str, str], why: str = "") -> None:
         """Say what became of those of `names` that the source has; of a mapping, each with its own reason."""
         reasons = names if isinstance(names, Mapping) else dict.fromkeys(names, why)

@@ -17,7 +17,7 @@ from relpos_fairseq.conversion.external_model import ACTIVATIONS, Architecture, 
 from relpos_fairseq.conversion.in_transformers import load_in_transformers, transformers_release
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.ledger import LOST, NEUTRAL, USED, Ledger, Recorded
-from relpos_fairseq.conversion.report import PADDING, ConversionError, PairProbe
+from relpos_fairseq.conversion.report import PADDING, SHORTEST, ConversionError, PairProbe
 from relpos_fairseq.conversion.source import GeneratingSource
 from relpos_fairseq.conversion.vocabulary import order_words
 from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
@@ -44,8 +44,11 @@ def read_marian(folder: Path, config: dict[str, Any], length: int | None) -> Gen
     read = read_weights(folder)
     weights = _named(read, config, folder)
     width = weights["encoder.embed_tokens.weight"].size(1)
+    reach = config.get("max_position_embeddings", 1024)
+    reach = length or reach
+    if not isinstance(reach, int) or reach < SHORTEST:
+        raise ConversionError(f"{folder}/config.json has max_position_embeddings {reach!r}: give --positions")
     for side in ("encoder", "decoder"):
-        reach = length or config.get("max_position_embeddings", 1024)
         weights[f"{side}.positions"] = sinusoids(reach, width)
     form = Architecture(
         heads=tuple(config[f"{side}_attention_heads"] for side in ("encoder", "decoder")),
@@ -130,7 +133,10 @@ def sinusoids(count: int, width: int) -> Tensor:
 
 def _named(weights: State, config: dict[str, Any], folder: Path) -> State:
     """Rename tensors as fairseq does, with a copy wherever the folder saves a shared one once."""
-    weights = {name.removeprefix("model."): value for name, value in weights.items()}
+    plain = [name.removeprefix("model.") for name in weights]
+    if twice := next((name for name in plain if plain.count(name) > 1), None):
+        raise ConversionError(f"{folder} has {twice} twice, with `model.` before it and without: remove one")
+    weights = dict(zip(plain, weights.values(), strict=True))
     shared = next(
         (weights[n] for n in ("shared.weight", "lm_head.weight", "decoder.embed_tokens.weight") if n in weights), None
     )
@@ -154,6 +160,8 @@ def _symbols(path: Path, rows: int) -> list[str]:
     numbers = read_json(path)
     symbols = [f"madeupword{number:04d}" for number in range(rows)]
     for symbol, number in numbers.items():
+        if isinstance(number, int) and list(numbers.values()).count(number) > 1:
+            raise ConversionError(f"{path}: {symbol!r} and another symbol have the number {number}")
         if not isinstance(number, int) or not 0 <= number < rows:
             raise ConversionError(f"{path}: {symbol!r} has number {number}, the model {rows} rows")
         symbols[number] = symbol

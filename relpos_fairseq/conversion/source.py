@@ -49,6 +49,7 @@ class Source:
         notes: assumptions and omissions that the user should know.
         library: the program that computes the source's own outputs, in words.
         ledger: what became of everything that it holds; None: not recorded.
+        kept_files: files that no model here reads, by their places in its folder.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class Source:
     notes: list[str] = field(default_factory=list)
     library: str = ""
     ledger: Ledger | None = None
+    kept_files: dict[str, Path] = field(default_factory=dict)
 
 
 @dataclass
@@ -76,7 +78,6 @@ class EncoderSource(Source):
         kept: tensors that no model here reads, by their names in transformers, for the way back.
         family: transformers' model_type of the folder that it was; empty: it was none.
         named: keys of its config.json that are written as they were: names of classes, token types.
-        kept_files: files that no model here reads, by their places in its folder.
         source_rows: for a converted checkpoint, the numbers that its rows had before.
         outputs: runs the source in its own library, on (tokens, segments) in fairseq's order of
             rows; returns outputs by name, or raises NotComparedError where the library cannot.
@@ -93,7 +94,6 @@ class EncoderSource(Source):
     kept: dict[str, Tensor] = field(default_factory=dict)
     family: str = ""
     named: dict[str, Any] = field(default_factory=dict)
-    kept_files: dict[str, Path] = field(default_factory=dict)
     source_rows: list[int] | None = None
     outputs: Callable[[Tensor, Tensor | None], Outputs] | None = None
 

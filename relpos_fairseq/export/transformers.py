@@ -10,6 +10,7 @@ never chosen, and a hypothesis has at least one symbol. A model with memory has 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -99,6 +100,11 @@ class RelPosPreTrained(OwnCode, PreTrainedModel):
         with torch.device("cpu"):
             self.roberta = RelPosRobertaModel.build_model(namespace(config.values), task)
             self.add_head(config)
+        shared = {name: source for name, source in shared_names(self).items() if name != ROBERTA_PREFIX + TIED}
+        if shared:  # tables that layers share
+            own = self._tied_weights_keys
+            self._tied_weights_keys = own | shared if self.is_new else [*own, *shared]
+            self._keys_to_ignore_on_load_missing = [*self._keys_to_ignore_on_load_missing, *map(re.escape, shared)]
         self.post_init()
 
     def add_head(self, config: RelPosConfig) -> None:

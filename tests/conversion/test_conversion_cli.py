@@ -124,7 +124,7 @@ def test_bad_input_is_one_line(command, plain, tmp_path, capsys):
         ((path, "--to", "same", "--init", "own", *out), "--init own: no table is new"),
         ((path, "--to", "hf-roberta", "--fill", "tile", *out), "--fill: convert to a scheme first"),
         ((path, "--to", "hf-roberta", "--init", "own", *out), "--init own: convert to a scheme"),
-        ((path, "--to", "hf-roberta", "--positions", "9", *out), "--max-positions: convert to"),
+        ((path, "--to", "hf-roberta", "--positions", "9", *out), "--positions: convert to"),
         ((path, "--to", "learned", "--data", tmp_path / "empty", *out), "holds neither dict.txt"),
     ]
     before = path.read_bytes()

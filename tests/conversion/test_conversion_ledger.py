@@ -10,11 +10,13 @@ import torch
 import transformers
 from conversion.test_conversion_heads import CASES, write
 from conversion.test_conversion_translation import marian, opennmt
+from safetensors.torch import load_file, save_file
 
 from helpers import transformer_xl_original as original
 from helpers.commands import relpos
 from helpers.conversion import fairseq_roberta
 from helpers.tokenizers import ODD
+from relpos_fairseq.conversion import ConversionError
 from relpos_fairseq.conversion.ledger import LOST, NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.reading import read, read_encoder
 
@@ -147,3 +149,134 @@ def test_what_a_format_has_beside_is_named(tmp_path):
         **dict.fromkeys(("ours", "dataclass"), "config key spectral_norm_classification_head (True)"),
     }.items():
         assert [line.partition(": ")[0] for line in read(made[name]).ledger.lost] == [said], name
+
+
+def test_a_second_conversion_keeps_the_numbers_of_rows(tmp_path):
+    """Of a folder without a tokenizer, whose numbers nothing else tells."""
+    model = write(tmp_path / "first", "ForMaskedLM")
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        (tmp_path / "first" / name).unlink()
+    for one, other in (("first", "second"), ("second", "third")):
+        assert relpos("convert", tmp_path / one, "--to", "same", "--out", tmp_path / other) == 0
+    assert relpos("convert", tmp_path / "third", "--to", "hf-bert", "--out", tmp_path / "back") == 0
+    ids = torch.arange(30)[None, :20]
+    back = transformers.BertForMaskedLM.from_pretrained(tmp_path / "back").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(back(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("named", ["BertForMaskedLM", "BertModel", "BertLMHeadModel"])
+def test_a_masked_lm_head_comes_back_whatever_names_it(named, tmp_path):
+    """Without its output bias too, which the library begins with zeros."""
+    model = write(tmp_path / "first", "ForMaskedLM")
+    tensors = load_file(tmp_path / "first" / "model.safetensors")
+    tensors = {
+        name: value for name, value in tensors.items() if not name.endswith(("predictions.bias", "decoder.bias"))
+    }
+    save_file(tensors, tmp_path / "first" / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "first" / "config.json").read_text())
+    (tmp_path / "first" / "config.json").write_text(json.dumps(config | {"architectures": [named]}))
+    model.cls.predictions.bias.zero_()
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
+    assert relpos("convert", tmp_path / "ours", "--to", "hf-bert", "--out", tmp_path / "back") == 0
+    back = transformers.BertForMaskedLM.from_pretrained(tmp_path / "back").eval()
+    ids = torch.tensor([[2, 9, 12, 3]])
+    torch.testing.assert_close(back(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_what_another_family_has_not_is_named(tmp_path, capsys):
+    write(tmp_path / "first", "ForPreTraining", hidden_act="gelu")
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
+    capsys.readouterr()
+    assert relpos("convert", tmp_path / "ours", "--to", "hf-roberta", "--out", tmp_path / "back") == 0
+    said = capsys.readouterr().out
+    assert "lost      tensor cls.seq_relationship.weight: roberta has none" in said and "exact     no" in said
+
+
+def test_a_file_alone_keeps_no_files_and_says_so(tmp_path, capsys):
+    write(tmp_path / "first", "Model")
+    (tmp_path / "first" / "modules.json").write_text("[]")
+    said = told(tmp_path / "first", capsys, "--out", tmp_path / "ours.pt")
+    assert "lost      file modules.json: a file alone has none beside it" in said and "exact     no" in said
+
+
+def test_averages_beside_a_model_are_named(tmp_path):
+    path = fairseq_roberta(tmp_path, "dataclass")[0]
+    state = torch.load(path, weights_only=False)
+    state["extra_state"] = {"ema": {"a": torch.zeros(1)}}
+    torch.save(state, path)
+    assert read(path).ledger.lost == ["tensor extra_state.ema: not read here"]
+
+
+DOUBLED = {
+    "bert": ("bert.embeddings.LayerNorm.weight", "bert.embeddings.LayerNorm.gamma"),
+    "marian": ("model.decoder.layers.0.fc1.bias", "decoder.layers.0.fc1.bias"),
+}
+
+
+@pytest.mark.parametrize("name", DOUBLED)
+def test_two_tensors_of_one_name_are_refused(name, tmp_path):
+    made = {"bert": lambda: write(tmp_path / name, "Model"), "marian": lambda: marian(tmp_path / name)}
+    made[name]()
+    file = tmp_path / name / "model.safetensors"
+    tensors = load_file(file)
+    own, other = DOUBLED[name]
+    own = own if own in tensors else own.removeprefix("bert.")
+    save_file(tensors | {other: tensors[own] + 1}, file, {"format": "pt"})
+    with pytest.raises(ConversionError, match="remove one"):
+        read(tmp_path / name)
+
+
+FOREIGN = {
+    "text for a number": {"layer_norm_eps": "1e-12"},
+    "a list for a name": {"hidden_act": ["gelu"]},
+    "names in a list": {"id2label": ["a", "b"]},
+    "no object": {"position_embedding_type": {"a": 1}},
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_whatever_a_config_holds_is_one_line(name, tmp_path, capsys):
+    write(tmp_path / "first", "ForSequenceClassification")
+    config = json.loads((tmp_path / "first" / "config.json").read_text())
+    (tmp_path / "first" / "config.json").write_text(json.dumps(config | FOREIGN[name]))
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {tmp_path / 'first'}") and said.count("\n") == 1
+    assert not (tmp_path / "ours").exists()
+
+
+def test_tensors_that_do_not_fit_are_not_written_though_nothing_is_compared(tmp_path, capsys):
+    model = opennmt(max_relative_positions=3)
+    model.save(tmp_path / "step.pt")
+    state = torch.load(tmp_path / "step.pt", weights_only=False)
+    name = next(name for name in state["model"] if name.endswith("w_1.weight"))
+    for value, said in ((torch.zeros(3, 3), "do not fit"), (state["model"][name] * torch.nan, "NaN or infinite")):
+        torch.save(state | {"model": state["model"] | {name: value}}, tmp_path / "broken.pt")
+        assert relpos("convert", tmp_path / "broken.pt", "--to", "same", "--out", tmp_path / "out") == 2
+        assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_name_that_no_line_holds_stays_in_the_record(tmp_path):
+    names = {"id2label": {0: "a\nb", 1: "<s>", 2: "c"}, "label2id": {"a\nb": 0, "<s>": 1, "c": 2}}
+    write(tmp_path / "first", "ForSequenceClassification", **names)
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
+    assert (tmp_path / "ours" / "label" / "dict.txt").read_text() == "LABEL_0 1\nLABEL_1 1\nLABEL_2 1\n"
+    arguments = ("--to", "hf-bert", "--head", "sentence_classification_head", "--out", tmp_path / "back")
+    assert relpos("convert", tmp_path / "ours", *arguments) == 0
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["id2label"]["0"] == "a\nb"
+
+
+@pytest.mark.parametrize("problem", [None, "single_label_classification", "multi_label_classification", "regression"])
+def test_exported_folders_keep_problem_and_names(problem, tmp_path):
+    names = {"id2label": {0: "O"}, "label2id": {"o": 0}}
+    write(tmp_path / "first", "ForSequenceClassification", problem_type=problem, num_labels=1, **names)
+    assert relpos("convert", tmp_path / "first", "--to", "learned+m4", "--out", tmp_path / "ours") == 0
+    assert relpos("export", "transformers", tmp_path / "ours" / "model.pt", tmp_path / "one") == 0
+    assert relpos("convert", tmp_path / "one", "--to", "same", "--out", tmp_path / "back") == 0
+    assert relpos("export", "transformers", tmp_path / "back" / "model.pt", tmp_path / "two") == 0
+    told = [json.loads((tmp_path / part / "config.json").read_text()) for part in ("one", "two")]
+    for key in ("problem_type", "id2label", "label2id", "architectures"):
+        assert told[0].get(key) == told[1].get(key), key
+    assert read(tmp_path / "two").ledger.lost == []

@@ -70,3 +70,22 @@ def test_heads_learn(tmp_path):
         optimizer.step()
         losses.append(float(loss))
     assert losses[-1] < 0.3 * losses[0]
+
+
+@pytest.mark.parametrize("version", ["Deberta", "DebertaV2"])
+def test_tables_that_layers_share_are_saved_again(version, tmp_path):
+    """DeBERTa's one table of all layers."""
+    config = getattr(transformers, f"{version}Config")(
+        vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=30, relative_attention=True, pos_att_type=["c2p", "p2c"], position_biased_input=False,
+        type_vocab_size=0, max_relative_positions=8,
+    )  # fmt: skip
+    getattr(transformers, f"{version}ForMaskedLM")(config).save_pretrained(tmp_path / "first")
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
+    assert relpos("export", "transformers", tmp_path / "ours" / "model.pt", tmp_path / "out") == 0
+    auto = transformers.AutoModelForMaskedLM
+    model = auto.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    model.save_pretrained(tmp_path / "again")
+    again = auto.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
+    tokens = torch.randint(4, 40, (2, 9))
+    assert torch.equal(model(tokens).logits, again(tokens).logits)
