@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 from statistics import median
 from typing import Any
 
@@ -116,12 +115,19 @@ def _translated(path: Path, data: Path | None, lines: Lines, beam: int, quantiza
         for number, (best, *_) in zip(batch, results, strict=True):
             found[number] = best.symbols
     seconds = time.perf_counter() - began
-    return Served(seconds, began - entered, _peak(getrusage(RUSAGE_SELF)), found)
+    return Served(seconds, began - entered, _peak(os.getpid()), found)
 
 
-def _peak(usage: Any) -> float:
-    """Return the peak memory of a process in MiB."""
-    return usage.ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+def _peak(process: int) -> float:
+    """Return the peak memory of a process so far in MiB; NaN where the system does not tell it.
+
+    What `getrusage` tells is, of a process that was begun by a larger one, the larger one's.
+    """
+    try:
+        said = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return float("nan")
+    return next((int(line.split()[1]) / 1024 for line in said.splitlines() if line.startswith("VmHWM")), float("nan"))
 
 
 def _fairseq(checkpoint: Path, data: Path, split: str, beam: int) -> Served:
@@ -133,8 +139,11 @@ def _fairseq(checkpoint: Path, data: Path, split: str, beam: int) -> Served:
     with tempfile.TemporaryFile("w+") as said:
         began = time.perf_counter()
         done = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(done.pid, 0)
-        done.returncode = os.waitstatus_to_exitcode(status)
+        memory = float("nan")
+        while done.poll() is None:
+            now = _peak(done.pid)
+            memory = memory if now != now else now  # the last that was told
+            time.sleep(0.1)
         whole = time.perf_counter() - began
         said.seek(0)
         output = said.read()
@@ -144,7 +153,7 @@ def _fairseq(checkpoint: Path, data: Path, split: str, beam: int) -> Served:
     found = re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, re.M)
     lines = [line.split() for _, line in sorted(found, key=lambda pair: int(pair[0]))]
     seconds = len(lines) / float(speed[1])
-    return Served(seconds, whole - seconds, _peak(usage), lines)
+    return Served(seconds, whole - seconds, memory, lines)
 
 
 def _bleu(checkpoint: Path, data: Path, references: Lines, found: dict[str, Lines]) -> dict[str, float]:

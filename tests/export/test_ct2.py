@@ -283,5 +283,6 @@ def test_the_benchmark_has_a_row_for_each_search(corpus, checkpoint, capsys):
     assert relpos("benchmark", "serving", checkpoint, corpus.binary, "--rounds", "1") == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if re.search(r"\d\.\d", line)]
     bleu = [float(row.strip(" |").split("|")[-1]) for row in rows]
-    assert len(rows) == 4
-    assert bleu[0] == bleu[1] == bleu[2]  # the same search of the same model
+    assert len(rows) == 5 and "relpos translate int8" in rows[2]
+    assert bleu[0] == bleu[1] == bleu[3]  # the same search of the same model
+    assert all(float(row.split("|")[4]) > 50 for row in rows)  # MiB
