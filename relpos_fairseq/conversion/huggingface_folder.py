@@ -262,6 +262,7 @@ def _read_tensors(folder: Folder, weights: dict[str, Tensor]) -> None:
         rows |= family.classifier(folder.head)
     rows |= {} if config.get("legacy", True) else names.DEBERTA_LM
     shapes, says_nothing = _shapes(config), dict(names.NEUTRAL)
+    says_nothing |= dict.fromkeys(names.PRE_TRAINING, "of the pre-training; the library does not read it")
     every = Names({t: o for t, o in (rows | family.tables).items() if o != "positions" or o in shapes})
     if "positions" not in shapes:
         says_nothing[names.POSITIONS] = "not read with these positions"
@@ -292,9 +293,10 @@ def _read_tensors(folder: Folder, weights: dict[str, Tensor]) -> None:
         if torch.equal(read, value):
             verdict = (USED, "") if read is value else (NEUTRAL, f"repeats {every.theirs(ours)}")
             ledger.mark("tensors", verdict[0], [name], verdict[1])
-    if any(names.matching(name, names.PRE_TRAINING) and says_nothing for name in plain.values()):
+    left = ledger.named("tensors", NEUTRAL)
+    if any(names.matching(plain[name], names.PRE_TRAINING) for name in left):
         folder.notes.append("the mask decoder that it was pre-trained with is left out")
-    if "special_ids" in config:  # DeBERTa
+    if "special_ids" in config and not ledger.keys.get("type_vocab_size"):  # a DeBERTa without token types
         state.setdefault("token_types", torch.zeros(config["type_vocab_size"], config["hidden_size"]))
     _check_tensors(folder, Names(rows), every, shapes, unknown)
 

@@ -39,7 +39,7 @@ from relpos_fairseq.conversion.report import (
 from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource, Source, plan_of, target_values
 from relpos_fairseq.conversion.vocabulary import Vocabulary
 from relpos_fairseq.conversion.writer import checkpoint_of, write_checkpoint, write_texts
-from relpos_fairseq.heads import MASKED_LM, RANKING, head_of
+from relpos_fairseq.heads import MASKED_LM, RANKING, Head, head_of
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, atomic_path
 from relpos_fairseq.models.building import build_generating, build_roberta, load_tensors, run_generating
@@ -183,7 +183,7 @@ def _check_same(job: Job, *allowed: str) -> None:
     if job.length is not None and job.length < SHORTEST:
         raise ConversionError(f"--positions {job.length}: the comparison needs {SHORTEST} at least")
     if wrong := job.beyond(*allowed):
-        raise ConversionError(f"--{wrong[0].split()[0].removeprefix('max-')} says nothing here: leave it out")
+        raise ConversionError(f"--{wrong[0].split()[0]} says nothing here: leave it out")
 
 
 @dataclass
@@ -243,19 +243,20 @@ class CheckpointResult(Result):
     texts: dict[str, str] = field(default_factory=dict)
 
     def begin(self, place: Path) -> None:
-        """Build the result, though nothing may be compared: what is written must load.
+        """Refuse tensors that are not finite.
 
         Raises:
-            ConversionError: tensors that do not fit, or are not finite.
+            ConversionError: names one.
         """
         tensors = self.checkpoint["model"]
         broken = next((n for n, v in tensors.items() if v.is_floating_point() and not v.isfinite().all()), None)
         if broken:
             raise ConversionError(f"{self.source.path}: {broken} holds NaN or infinite values: copy it again")
-        self.build()
 
     def finish(self, place: Path, differences: dict[str, float], log: Log) -> None:
         source, report, about = self.source, self.report, self.checkpoint["conversion"]
+        if report.not_compared:
+            self.build()  # which a comparison does: what is written must load
         about |= {"source": f"{source.kind}: {source.path.name}", "report": report.lines(), "differences": differences}
         about["compared"] = report.compared or f"no: {report.not_compared}"
         about |= {"ledger": source.ledger.record()} if source.ledger else {}
@@ -270,12 +271,14 @@ class FolderResult(Result):
         config: its config.json.
         weights: its tensors.
         vocabulary: its order of rows, and its tokenizer.
-        head: our name of its head; None: the masked LM's.
+        kind: its head.
+        head: our name of it; None: the masked LM's.
     """
 
     config: dict[str, Any]
     weights: dict[str, Tensor]
     vocabulary: Vocabulary
+    kind: Head
     head: str | None = None
 
     def begin(self, place: Path) -> None:
@@ -283,10 +286,8 @@ class FolderResult(Result):
         write_texts(place, {f.name: f for f in self.vocabulary.files} | self.source.kept_files, self.vocabulary.made)
 
     def finish(self, place: Path, differences: dict[str, float], log: Log) -> None:
-        kind = head_of(self.config, str(place)) or MASKED_LM
-        longest = int(self.source.values["max_positions"])
-        rows = self.vocabulary.rows
-        log(f"closing   {check_written(place, self.source, kind, self.config, rows, longest, self.head)}")
+        longest, rows = int(self.source.values["max_positions"]), self.vocabulary.rows
+        log(f"closing   {check_written(place, self.source, self.kind, self.config, rows, longest, self.head)}")
 
 
 def keep_scheme(job: Job, source: GeneratingSource) -> CheckpointResult:
@@ -426,4 +427,4 @@ def to_huggingface(job: Job, source: EncoderSource, log: Log) -> FolderResult:
     def run(folder: Path) -> tuple[Outputs, Outputs]:
         return outputs_of_folder(folder, kind, weights, source, vocabulary, probe)
 
-    return FolderResult(source, report, probe, run, config, weights, vocabulary, job.head)
+    return FolderResult(source, report, probe, run, config, weights, vocabulary, kind, job.head)

@@ -53,10 +53,15 @@ class PackedProduct:
         return found.split([layer.out_features for layer in self.layers], -1) if len(self.layers) > 1 else (found,)
 
     def _pack(self) -> tuple[Tensor, Tensor | None]:
-        weight = torch.cat([layer.weight.detach() for layer in self.layers])
-        biases = [layer.bias for layer in self.layers]
-        bias = None if biases[0] is None else torch.cat([part.detach() for part in biases])
+        weight, bias = _joined(self.layers)
         return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS), bias
+
+
+def _joined(layers: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None]:
+    """Return the weight and the bias of one layer whose outputs are those of all, which have biases alike."""
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    return weight, torch.cat([bias.detach() for bias in biases]) if biases else None
 
 
 def _version(part: Tensor | None) -> tuple[int, int] | None:
@@ -82,20 +87,22 @@ class PackedLinear(nn.Linear):
 class QuantizedLinear(nn.Module):
     """A linear layer in int8; `weight` and `bias` are what it computes with, in fp32."""
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, *layers: nn.Module) -> None:
+        """Make one layer of those that read the same input, their outputs side by side."""
         super().__init__()
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        weight = layer.weight.detach().float()
+        weight, bias = _joined(layers)
+        self.out_features, self.in_features = weight.shape
+        weight = weight.float()
         scales = weight.abs().amax(1).clamp(min=1e-12) / 127
         zeros = torch.zeros(len(scales), dtype=torch.long)
-        bias = None if layer.bias is None else layer.bias.detach().float()
+        bias = None if bias is None else bias.float()
         with warnings.catch_warnings():  # torch announces an end of these functions, and no other of its own
             warnings.simplefilter("ignore")
             integers = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
         self.packed = torch.ops.quantized.linear_prepack(integers, bias)
         # Without these instructions pairs of products are added in 16 bits: inputs have 7 bits then.
         self.narrow = not torch.cpu._is_vnni_supported()
-        self.train(layer.training)
+        self.train(layers[0].training)
 
     @property
     def weight(self) -> Tensor:
@@ -160,10 +167,7 @@ class QuantizedProduct:
     """The product of rows with the weights of layers in int8 that read the same input."""
 
     def __init__(self, *layers: QuantizedLinear) -> None:
-        whole = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers), device="meta")
-        whole.weight = nn.Parameter(torch.cat([layer.weight for layer in layers]))
-        whole.bias = nn.Parameter(torch.cat([layer.bias for layer in layers]))
-        self.sizes, self.layer = [layer.out_features for layer in layers], QuantizedLinear(whole)
+        self.sizes, self.layer = [layer.out_features for layer in layers], QuantizedLinear(*layers)
 
     def applies_to(self, rows: Tensor) -> bool:
         """Return True: integers are all that is there."""
@@ -186,7 +190,8 @@ def _join(model: nn.Module, kind: type[nn.Module], product: type) -> None:
     for module in model.modules():
         for name, parts in getattr(module, "joined", {}).items():
             layers = [getattr(module, part) for part in parts]
-            if all(type(layer) is kind for layer in layers):
+            alike = len({layer.bias is None for layer in layers if type(layer) is kind}) == 1
+            if alike and all(type(layer) is kind for layer in layers):
                 setattr(module, name, product(*layers))
 
 

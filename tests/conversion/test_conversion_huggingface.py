@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from helpers.bert_formula import Reference, weights_of
 from helpers.commands import relpos
@@ -514,6 +515,41 @@ def test_deberta_classifies_as_transformers_does(tmp_path):
     theirs, ours, _, reference = compared(model, source)
     assert (ours["classification"] - theirs.logits).abs().max() < 1e-5
     assert (reference["classification"] - theirs.logits).abs().max() < 1e-5
+
+
+PT = {"format": "pt"}
+
+
+def with_pre_training_heads(folder: Path) -> None:
+    """What Microsoft's files of v3 hold beside the model, which the library does not read."""
+    tensors = load_file(folder / "model.safetensors")
+    for part in ("lm_predictions.lm_head", "mask_predictions"):
+        tensors |= {f"{part}.dense.{end}": torch.ones(2) for end in ("weight", "bias")}
+        tensors |= {f"{part}.LayerNorm.{end}": torch.ones(2) for end in ("weight", "bias")}
+    save_file(tensors | {"mask_predictions.classifier.weight": torch.ones(1)}, folder / "model.safetensors", PT)
+
+
+@pytest.mark.parametrize("name", ["v1", "v3"])
+def test_heads_of_debertas_pre_training_are_left_out_and_said(tmp_path, name):
+    model = deberta(tmp_path, name)
+    with_pre_training_heads(tmp_path)
+    source = read_encoder(tmp_path)
+    assert "the mask decoder that it was pre-trained with is left out" in source.notes
+    assert source.ledger.lost == [] and "mask_predictions.classifier.weight" in source.ledger.named(
+        "tensors", "neutral"
+    )
+    theirs, ours, probe, _ = compared(model, source)
+    logits = theirs.logits[..., torch.tensor(source.vocabulary.rows)]
+    assert (ours["logits"] - logits)[probe.real].abs().max() < 1e-5
+
+
+def test_a_missing_table_of_token_types_is_no_table_of_zeros(tmp_path):
+    deberta(tmp_path, "v2-own")
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["deberta.embeddings.token_type_embeddings.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", PT)
+    with pytest.raises(ConversionError, match="lacks 1 tensors .*token_type_embeddings"):
+        read_encoder(tmp_path)
 
 
 @pytest.mark.parametrize("size", [(256, 512), (32, 128), (4, 16), (256, 1024)])

@@ -66,10 +66,15 @@ def test_every_scheme_computes_the_same(scheme):
         assert 0 < apart < 0.05 * expected.abs().max(), apart
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", ["language_modeling", "segment_language_modeling"])
-def test_language_models_too(kind):
+def test_language_models_too(kind, bias):
+    """Without biases of attention too, as the original Transformer-XL is."""
     torch.manual_seed(3)
-    values = {name: value for name, value in SIZES.items() if name.startswith("decoder")} | {"position_scheme": "t5"}
+    more = {} if bias or kind == "language_modeling" else {"no_attention_bias": True}
+    values = (
+        more | {name: value for name, value in SIZES.items() if name.startswith("decoder")} | {"position_scheme": "t5"}
+    )
     model = build_generating(kind, values | {"max_target_positions": 16, "tokens_per_sample": 16}, (ROWS, ROWS)).eval()
     tokens = torch.randint(4, ROWS, (2, 9))
     with torch.no_grad():
