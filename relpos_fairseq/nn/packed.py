@@ -53,11 +53,11 @@ class PackedProduct:
         return found.split([layer.out_features for layer in self.layers], -1) if len(self.layers) > 1 else (found,)
 
     def _pack(self) -> tuple[Tensor, Tensor | None]:
-        weight, bias = _joined(self.layers)
+        weight, bias = side_by_side(self.layers)
         return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS), bias
 
 
-def _joined(layers: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None]:
+def side_by_side(layers: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None]:
     """Return the weight and the bias of one layer whose outputs are those of all, which have biases alike."""
     weight = torch.cat([layer.weight.detach() for layer in layers])
     biases = [layer.bias for layer in layers if layer.bias is not None]
@@ -90,7 +90,7 @@ class QuantizedLinear(nn.Module):
     def __init__(self, *layers: nn.Module) -> None:
         """Make one layer of those that read the same input, their outputs side by side."""
         super().__init__()
-        weight, bias = _joined(layers)
+        weight, bias = side_by_side(layers)
         self.out_features, self.in_features = weight.shape
         weight = weight.float()
         scales = weight.abs().amax(1).clamp(min=1e-12) / 127
