@@ -1,4 +1,4 @@
-"""The heads of transformers' encoders, one row each: what reads them, writes them, and computes their losses here.
+"""The heads of transformers' classes, one row each: what reads them, writes them, and computes their losses here.
 
 A classifier's problem is transformers' `problem_type`; where config.json names none, one output is a regression, whole
 labels are classes, and other labels are of several classes each, as there.
@@ -24,7 +24,7 @@ class Head:
     """A kind of head."""
 
     suffix: str  # of the name of transformers' class, after that of the family
-    kind: str  # the output that is compared: logits, classification, spans, tokens, choices; none without a head
+    kind: str  # the output that is compared: logits, classification, spans, tokens, choices, next; none without a head
     pipeline: str  # of transformers, that runs it on text
 
     @property
@@ -41,6 +41,8 @@ SPANS = Head("ForQuestionAnswering", "spans", "question-answering")
 TOKENS = Head("ForTokenClassification", "tokens", "token-classification")
 CHOICES = Head("ForMultipleChoice", "choices", "")  # fairseq's sentence_ranking: a classifier of one output
 HEADS = (MODEL, MASKED_LM, PRE_TRAINING, CLASSIFIER, SPANS, TOKENS, CHOICES)
+CAUSAL_LM = Head("ForCausalLM", "next", "text-generation")
+TRANSLATION = Head("ForSeq2SeqLM", "next", "")  # transformers 5 has no pipeline of it
 RANKING = "sentence_ranking"  # fairseq's task of multiple choice
 
 

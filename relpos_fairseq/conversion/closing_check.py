@@ -1,19 +1,21 @@
 """Open a written folder in a process of its own, by transformers' Auto class and pipeline, and compare it with ours.
 
 Run as a program, this file opens the folders that its input names, a line of JSON each, and answers on the file
-descriptor that its argument names; it imports nothing of this package. `check_folder` asks it and compares ids,
-classes, outputs, the loss, the pipeline. The program stays as long as the process that asked first.
+descriptor that its argument names; it imports nothing of this package. `check_folder` asks it of an encoder, and
+compares ids, classes, outputs, the loss, the pipeline; `check_generating` of a model that generates. The program stays
+as long as the process that asked first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,6 +26,10 @@ TEXTS = ("A man rides a red bike.", "Où est-il né ?  Zürich, 北京!")
 PAIR = ("Who rides?", "The old man rides a red bike.")
 LABEL = 2  # of every third token in the masked LM's loss; ids that any model has
 TOLERANCE = 1e-3  # of outputs, beside their size, in fp32
+TAIL = 16  # last positions of a model that generates, which are compared
+MORE = 4  # tokens by which a pipeline continues a text
+EOS, PAD = 2, 1  # in the models that generate, fairseq's
+OUTPUTS = "outputs.pt"  # the program's tensors, in its own folder
 BOOT = "import runpy, sys; del sys.path[0]; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -33,8 +39,8 @@ def open_folder(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
     Args:
         folder: the folder.
         asked: `auto`, `pipeline` and `kind` of its head; `trust`, whether its code may be imported; `text`, whether it
-            has a tokenizer; a classifier's `problem` and number of `classes`.  The choices of multiple choice are the
-            texts.
+            has a tokenizer; `lines`, whose ids are asked for; a classifier's `problem` and number of `classes`; for a
+            model that generates what `_generated` says.  The choices of multiple choice are the texts.
     """
     import transformers
 
@@ -47,9 +53,14 @@ def open_folder(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
     found["missing"] = [key for key in loading["missing_keys"] if not any(part in key for part in known)]
     # Of a head's class, the parts that it leaves aside are named so; positions that it does not read matter.
     found["unread"] = [key for key in loading["unexpected_keys"] if "distance_embedding" in key or "positions" in key]
-    if found["missing"] or found["unread"] or not asked["text"]:
+    if found["missing"] or found["unread"]:
         return found
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **how)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **how) if asked["text"] else None
+    found["lines"] = [tokenizer(line)["input_ids"] for line in asked["lines"]] if tokenizer else []
+    if asked["kind"] == "next":
+        return found | _generated(model, tokenizer, asked)
+    if not tokenizer:
+        return found
     tokenizer.padding_side = "right"  # absolute positions of transformers count padding on the left
     batch = tokenizer(list(TEXTS), padding=True, truncation=True, return_tensors="pt")
     found["ids"], found["mask"] = batch["input_ids"].tolist(), batch["attention_mask"].tolist()
@@ -67,14 +78,15 @@ def open_folder(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         output = model(**shaped(batch))
     names = ("logits", "prediction_logits", "start_logits", "end_logits", "last_hidden_state")
-    found["outputs"] = {name: output[name].tolist() for name in names if name in output}
+    found["outputs"] = {name: output[name] for name in names if name in output}
     longest = tokenizer.model_max_length
     if longest < 1 << 20:
         cut = tokenizer("a man " * longest, truncation=True, return_tensors="pt")
         found["cut"] = cut["input_ids"].size(1)
         with torch.no_grad():
             model(**shaped(cut))
-    short = asked["pipeline"] == "question-answering" and longest < 32  # no question fits
+    # Not where no question fits, nor by a tokenizer in Python, whose words the pipeline does not find.
+    short = asked["pipeline"] == "question-answering" and (longest < 32 or not tokenizer.is_fast)
     if asked["pipeline"] in transformers.pipelines.SUPPORTED_TASKS and not short:
         made = transformers.pipeline(asked["pipeline"], model=model, tokenizer=tokenizer)
         ends = f" {tokenizer.mask_token}" if asked["pipeline"] == "fill-mask" else ""
@@ -96,6 +108,45 @@ def open_folder(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():  # last, since it may set the config's problem_type
         loss = model(**shaped(alone), **labels_for(asked, alone["input_ids"])).get("loss")
     return found | {"loss": None if loss is None else float(loss)}
+
+
+def _generated(model: torch.nn.Module, tokenizer: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the last logits, the loss and greedy continuations of a model that generates, and what its text becomes.
+
+    Args:
+        model: transformers' model.
+        tokenizer: its tokenizer, or None.
+        asked: `batch`, its inputs by name; the number `prompt` of tokens that are continued, up to as many as the
+            batch has; `trains`, whether it has a loss; `targets`, texts of a translation's output; `lines` to continue.
+    """
+    import transformers
+
+    given = {name: torch.tensor(rows) for name, rows in asked["batch"].items()}
+    tokens = given.get("decoder_input_ids", given["input_ids"])
+    begun = {name: rows for name, rows in given.items() if name != "decoder_input_ids"}
+    begun |= {} if "decoder_input_ids" in given else {"input_ids": tokens[:, : asked["prompt"]]}
+    greedy = {"num_beams": 1, "do_sample": False, "early_stopping": False, "length_penalty": 1.0}
+    greedy["max_new_tokens"] = tokens.size(1) - asked["prompt"]
+    found: dict[str, Any] = {"loss": None}
+    with torch.no_grad():
+        outputs = {"logits": model(**given).logits[:, -TAIL:]}
+        outputs["logits with its cache"] = model(**given, use_cache=True).logits[:, -1:]
+        if asked["trains"]:
+            found["loss"] = float(model(**given, labels=tokens).loss)
+        found["chosen"] = model.generate(**begun, **greedy).tolist()
+    found["outputs"] = outputs
+    if tokenizer is None:
+        return found
+    found["targets"] = [tokenizer(text_target=line)["input_ids"] for line in asked["targets"]]
+    found["decoded"] = [tokenizer.decode(ids, skip_special_tokens=True) for ids in found["targets"]]
+    lengths = ((line, len(tokenizer(line)["input_ids"])) for line in (*asked["lines"], "a"))
+    fits = ((line, length) for line, length in lengths if length + MORE <= (asked["longest"] or length + MORE))
+    if asked["pipeline"] and (first := next(fits, None)):
+        line, found["piped_prompt"] = first
+        made = transformers.pipeline(asked["pipeline"], model=model, tokenizer=tokenizer)
+        more = greedy | {"max_new_tokens": MORE}
+        found["piped"] = made(line, return_tensors=True, **more)[0]["generated_token_ids"]
+    return found
 
 
 def labels_for(asked: Mapping[str, Any], ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -135,8 +186,8 @@ def check_folder(
 
     Args:
         folder: the folder.
-        asked: as `open_folder`, and what must come: `names` of classes or None, the `longest` input or None, the id
-            of the `mask`, and `said`, whether config.json names the problem.
+        asked: as `open_folder`, but with the ids of each of the `lines`, and what must come: `names` of classes or
+            None, the `longest` input or None, the id of the `mask`, and `said`, whether config.json names the problem.
         row_of: our row of each of the folder's ids.
         outputs: our outputs by name, of (B, L) rows and segments.
         encode: our ids of a text, in the folder's numbers; None: it has no tokenizer.
@@ -147,8 +198,82 @@ def check_folder(
     """
     if importlib.util.find_spec("transformers") is None:
         return "not opened: transformers is not installed"
+    with _opened(folder, asked) as found:
+        return _compare(found, asked, row_of, outputs, encode, loss)
+
+
+def check_generating(
+    folder: Path, asked: dict[str, Any], scores: Callable[[torch.Tensor], torch.Tensor], loss: float | None
+) -> tuple[dict[str, float], str]:
+    """Open the folder of a model that generates as `check_folder`; return differences of logits, what was compared.
+
+    Args:
+        folder: the folder.
+        asked: as `open_folder`, but with the ids of each of the `lines`, and of each of the `targets` its ids and the
+            text that they are decoded to.
+        scores: our scores (B, T, V) of the output's tokens (B, T), after the inputs of the batch's rows or of none.
+        loss: our loss of the batch; None: the model has none.
+
+    Raises:
+        NotOpenedError: it does not load, or something differs.
+    """
+    with _opened(folder, asked) as found:
+        tokens = torch.tensor(asked["batch"].get("decoder_input_ids", asked["batch"]["input_ids"]))
+        ours, compared = scores(tokens), ["logits", "logits with its cache"]
+        expected = {"logits": ours[:, -TAIL:], "logits with its cache": ours[:, -1:]}
+        apart = {name: _close(name, found["outputs"][name], expected[name]) for name in compared}
+        if loss is not None:
+            _close("loss", torch.tensor(found["loss"]).double(), torch.tensor(loss))
+            compared.append("loss")
+        _greedy("generate", torch.tensor(found["chosen"]), asked["prompt"], asked, scores)
+        compared.append("generate")
+        if asked["text"]:
+            targets = asked["targets"].values()
+            _same("ids of its output", found["targets"], [ids for ids, _ in targets])
+            _same("text of ids", found["decoded"], [text for _, text in targets])
+            compared.insert(0, "ids")
+        if "piped" in found:
+            _greedy("pipeline", torch.tensor([found["piped"]]), found["piped_prompt"], asked, scores)
+            compared.append("its pipeline")
+        said = f"opened by {asked['auto']} of transformers {found['release']}"
+        return apart, f"{said}: {', '.join(compared[:-1])} and {compared[-1]} are ours"
+
+
+def _greedy(name: str, chosen: torch.Tensor, prompt: int, asked: Mapping[str, Any], scores: Callable) -> None:
+    """Compare each token (B, T) that was chosen after a prompt with the best by our scores, up to </s>."""
+    after = chosen[:, prompt:]
+    if not after.size(1):
+        raise NotOpenedError(f"its {name} gave nothing")
+    ours = scores(chosen[:, :-1].masked_fill(chosen[:, :-1] == PAD, EOS))[:, prompt - 1 :].clone()
+    size = float(ours.abs().nan_to_num(posinf=0.0).max())
+    ours[..., PAD] = -torch.inf
+    if "decoder_input_ids" in asked["batch"]:  # no translation is empty
+        ours[:, 0, EOS] = -torch.inf
+    ended = (after == EOS).long().cumsum(1) - (after == EOS).long() > 0
+    apart = (ours.amax(-1) - ours.gather(-1, after[..., None]).squeeze(-1)).masked_fill(ended, 0.0).max()
+    if not float(apart) <= TOLERANCE * max(1.0, size):
+        raise NotOpenedError(f"its {name} takes a token whose score is {float(apart):.2g} below the best by ours")
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give what the program found in a folder that loads as it is, with the lines' ids as asked.
+
+    Raises:
+        NotOpenedError: it does not load so.
+    """
     try:
-        return _compare(_answer(folder, asked), asked, row_of, outputs, encode, loss)
+        found = _answer(folder, asked | {name: [*asked[name]] for name in ("lines", "targets") if name in asked})
+        if found["missing"] or found["unread"]:
+            raise NotOpenedError(
+                f"transformers {found['release']} does not read it as it is "
+                f"({[*found['missing'], *found['unread']][0]})"
+                + "; a folder of relpos export transformers has these positions in every release"
+                * bool(found["unread"])
+            )
+        if asked["text"]:
+            _same("ids", found["lines"], [*asked["lines"].values()])
+        yield found
     except NotOpenedError:
         if _opener:  # what a folder's own code did to the program ends with it
             _opener.pop().program.kill()
@@ -159,11 +284,6 @@ def _compare(
     found: Mapping[str, Any], asked: Mapping[str, Any], row_of: Mapping, outputs: Callable, encode: Any, loss: Callable
 ) -> str:
     """Compare what came of a folder with ours, as `check_folder`; return what was compared."""
-    if found["missing"] or found["unread"]:
-        raise NotOpenedError(
-            f"transformers {found['release']} does not read it as it is ({[*found['missing'], *found['unread']][0]})"
-            + "; a folder of relpos export transformers has these positions in every release" * bool(found["unread"])
-        )
     if asked["names"] is not None:
         names = [name for _, name in sorted((int(n), name) for n, name in found["classes"].items())]
         _same("names of classes", names, asked["names"])
@@ -178,7 +298,7 @@ def _compare(
     rows = torch.tensor([[row_of[number] for number in row] for row in found["ids"]]).masked_fill(~real, 1)
     ours = outputs(rows, segments)
     order = torch.tensor([row_of[number] for number in sorted(row_of)])
-    theirs = {name: torch.tensor(value, dtype=torch.float64) for name, value in found["outputs"].items()}
+    theirs = {name: value.double() for name, value in found["outputs"].items()}
     compared = _outputs(asked["kind"], ours, theirs, real, order)
     alone = torch.tensor(found["alone"])
     single = torch.tensor([[row_of[number] for number in row] for row in found["alone"]])
@@ -205,7 +325,7 @@ class _Opener:
         place = tempfile.TemporaryDirectory()
         read, write = os.pipe()
         program = subprocess.Popen(
-            [sys.executable, "-c", BOOT, __file__, str(write)],
+            [sys.executable, "-c", BOOT, __file__, str(write), place.name],
             env=os.environ | {"PYTHONPATH": owner[1], "HF_MODULES_CACHE": place.name},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -223,7 +343,10 @@ class _Opener:
         except BrokenPipeError:
             return None
         line = self.answers.readline()
-        return json.loads(line) if line else None
+        if not line:
+            return None
+        found = json.loads(line)
+        return found if "error" in found else found | {"outputs": torch.load(Path(self.place.name, OUTPUTS))}
 
 
 _opener: list[_Opener] = []
@@ -295,10 +418,13 @@ def _entities(piped: Sequence[tuple[int, str, float]], ours: torch.Tensor, names
         _close("token-classification", torch.tensor(score).double(), ours[place, names.index(name)])
 
 
-def _close(name: str, theirs: torch.Tensor, ours: torch.Tensor) -> None:
+def _close(name: str, theirs: torch.Tensor, ours: torch.Tensor) -> float:
+    if theirs.shape != ours.shape:
+        raise NotOpenedError(f"its {name} have the shape {(*theirs.shape,)}, ours {(*ours.shape,)}")
     apart = float((theirs - ours.double()).abs().max())
     if not apart <= TOLERANCE * max(1.0, float(ours.abs().max())):
         raise NotOpenedError(f"its {name} differ from ours by {apart:.2g}")
+    return apart
 
 
 def _same(name: str, theirs: Any, ours: Any) -> None:
@@ -306,12 +432,13 @@ def _same(name: str, theirs: Any, ours: Any) -> None:
         raise NotOpenedError(f"its {name} are {str(theirs)[:80]}, ours {str(ours)[:80]}")
 
 
-def serve(answers: int) -> None:
-    """Answer the requests of the standard input, a line of JSON each, on a file descriptor."""
+def serve(answers: int, place: str) -> None:
+    """Answer requests of the standard input, a line of JSON each, on a file descriptor; tensors go into a folder."""
     with os.fdopen(answers, "w", encoding="utf-8") as file:
         for line in sys.stdin:
             try:
                 found = open_folder(*json.loads(line))
+                torch.save(found.pop("outputs"), os.path.join(place, OUTPUTS))
             except Exception as error:  # whatever a release makes of a folder
                 last = [part for part in str(error).splitlines() if part.strip()][-1:]
                 found = {"error": f"{type(error).__name__}: {''.join(last).strip()}"}
@@ -319,4 +446,4 @@ def serve(answers: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]), sys.argv[2])

@@ -47,10 +47,12 @@ from relpos_fairseq.heads import (
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class
-from relpos_fairseq.text import MASK, SPECIAL, load_tokenizer
+from relpos_fairseq.text import MASK, SPECIAL
+from relpos_fairseq.text.assets import Text, TokenizerText
+from relpos_fairseq.text.dictionary import BOS, EOS, UNKNOWN, read_dictionary
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
-from relpos_fairseq.text.dictionary import read_dictionary
 from relpos_fairseq.text.folders import SETTINGS
+from relpos_fairseq.text.transformers_files import tried_ids
 
 
 def to_hf(
@@ -323,6 +325,7 @@ def check_written(
     longest: int | None,
     chosen: str | None = None,
     trust: bool = False,
+    own: Text | None = None,
 ) -> str:
     """Open a folder that was written of a RoBERTa, in a process of its own; return what was compared.
 
@@ -335,6 +338,7 @@ def check_written(
         longest: its longest input in tokens; None: any.
         chosen: our name of the head, where there are several.
         trust: whether it is loaded by this package's classes.
+        own: its text, of such a folder; None: it has none.
 
     Raises:
         ConversionError: it does not load, or differs from ours.
@@ -345,10 +349,11 @@ def check_written(
     problem = problem_of(config.get("problem_type"), len(names or ()))
     number_of = {symbol: n for symbol, n in zip(symbols_of(source.files), numbers, strict=False) if n >= 0}
     place = next((path.parent for path in source.files if path.name != DICTIONARY), None)
-    tokenizer = load_tokenizer(place) if place and (folder / SETTINGS).is_file() else None
+    text = own if trust else TokenizerText(place) if place and (folder / SETTINGS).is_file() else None
     pipeline = head.pipeline if head is not MASKED_LM or MASK in number_of else ""
     asked = {
-        **{"auto": head.auto, "kind": head.kind, "pipeline": pipeline, "trust": trust, "text": tokenizer is not None},
+        **{"auto": head.auto, "kind": head.kind, "pipeline": pipeline, "trust": trust},
+        **{"text": text is not None, "lines": tried_ids(own, number_of, [BOS], [EOS]) if own else {}},
         **{"problem": problem, "said": bool(config.get("problem_type")), "classes": len(names or ())},
         **{"names": names, "longest": longest, "mask": number_of.get(MASK)},
     }
@@ -373,7 +378,7 @@ def check_written(
             asked,
             {number: row for row, number in enumerate(numbers) if number >= 0},
             _with_head(source, head, chosen),
-            tokenizer and (lambda text: [number_of[symbol] for symbol in tokenizer.encode(text).pieces]),
+            text and (lambda line: [number_of.get(symbol, number_of.get(UNKNOWN)) for symbol in text.encode(line)]),
             loss,
         )
     except NotOpenedError as error:

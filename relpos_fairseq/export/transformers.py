@@ -434,6 +434,7 @@ register(RelPosLanguageConfig, {"AutoModelForCausalLM": RelPosForCausalLM})
 
 class RelPosMemoryConfig(RelPosLanguageConfig):
     model_type = "relpos_memory_language_model"
+    __init__ = RelPosLanguageConfig.__init__
 
 
 @dataclass

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from relpos_fairseq.conversion.checkpoints import read_checkpoint
+from relpos_fairseq.conversion.closing_check import NotOpenedError, check_generating
 from relpos_fairseq.conversion.exported import ROBERTA_PREFIX, TIED
 from relpos_fairseq.conversion.huggingface_export import check_written
 from relpos_fairseq.conversion.reading import read_encoder
@@ -26,8 +27,6 @@ from relpos_fairseq.export.model_adapters import scores_of
 from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.export.transformers import (
     AUTO,
-    EOS,
-    PAD,
     RelPosConfig,
     RelPosForCausalLM,
     RelPosForSeq2SeqLM,
@@ -35,6 +34,7 @@ from relpos_fairseq.export.transformers import (
 )
 from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
 from relpos_fairseq.heads import (
+    CAUSAL_LM,
     CHOICES,
     CLASSIFIER,
     HEAD,
@@ -44,6 +44,8 @@ from relpos_fairseq.heads import (
     SPAN_HEAD,
     SPANS,
     TOKEN_HEAD,
+    TRANSLATION,
+    Head,
     classifier_of,
 )
 from relpos_fairseq.inference.checkpoints.loading import read_trusted
@@ -65,7 +67,10 @@ from relpos_fairseq.text.assets import (
     label_names,
     read_text,
 )
+from relpos_fairseq.text.dictionary import EOS, PAD, SPECIAL
+from relpos_fairseq.text.transformers_files import tried_ids
 
+SHORT = 11  # tokens of a random input
 TOLERANCE = 1e-3  # of logits, in fp32; what rounds differently stays far below
 HEADS = {"classification_heads": HEAD, "span_heads": SPAN_HEAD, "token_heads": TOKEN_HEAD}
 
@@ -135,12 +140,13 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
             sides = [(None, source.rows)]
             why = write_tokenizer(folder, "roberta", sides, config.pair_separators, segments, source.plan.longest)
         source.files = asset_files_of(text) if text else []
+        own = read_text(folder / TEXT_FOLDER) if text else None
         head, chosen = MASKED_LM, None
         for old in heads:  # config.json names the last one
             head, chosen = source.kind_of(*old.split(".")[:2]), old.split(".")[1]
         numbers = list(range(source.rows))
         told = config.to_diff_dict() | {"id2label": config.id2label}
-        closing = check_written(folder, source, head, told, numbers, source.plan.longest, chosen, trust=True)
+        closing = check_written(folder, source, head, told, numbers, source.plan.longest, chosen, True, own)
         left = [*source.kept, *source.kept_files]
         done = Exported(differences, why, closing + f"; left out: {', '.join(left)}" * bool(left))
         write_export_card(checkpoint, folder, "transformers", card_of(done, checkpoint, source))
@@ -322,11 +328,13 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         config.save_pretrained(folder)
         search_of(model).save_pretrained(folder)
-        differences = {"logits": difference(model, kind, folder)}
         if text is not None:
             copy_assets(text, folder)
             form = "translation" if len(rows) > 1 else "language model"
             said = write_tokenizer(folder, form, sides, longest=model.decoder.positions.plan.longest)
+        head = TRANSLATION if kind is RelPosForSeq2SeqLM else CAUSAL_LM
+        segment = int(config.values["tokens_per_sample"]) if kind is RelPosWithMemoryForCausalLM else None
+        differences, closing = check_generated(folder, model, head, segment, sides, text is not None)
         facts = {"transformers": transformers.__version__}
         for part in parts:
             name = part.positions.plan.shape.seed_name
@@ -335,7 +343,7 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
         facts |= {f"largest difference: {n}": f"{v:.1e}" for n, v in differences.items()}
         facts |= {"tokenizer": said, "checkpoint's sha256": sha256_of(checkpoint)}
         write_export_card(checkpoint, folder, "transformers", facts)
-    return Exported(differences, said)
+    return Exported(differences, said, closing)
 
 
 def generating_config(kind: type, options: Any, model: nn.Module, rows: list[int]) -> Any:
@@ -376,36 +384,62 @@ def search_of(model: nn.Module) -> GenerationConfig:
 
 
 @torch.inference_mode()
-def difference(model: nn.Module, kind: type, folder: Path) -> float:
-    """Return the largest difference of a logit, on padded sources, with the cache and without it.
+def check_generated(
+    folder: Path, model: nn.Module, head: Head, segment: int | None, sides: list[tuple[str | None, int]], text: bool
+) -> tuple[dict[str, float], str]:
+    """Open a written folder in a process of its own; return the largest differences of logits, and what was compared.
+
+    Args:
+        folder: the folder.
+        model: the checkpoint's model.
+        head: of the folder's class.
+        segment: tokens between which the model moves its memory; None: it has none.
+        sides: language and rows of its input and output.
+        text: whether it has a tokenizer.
 
     Raises:
-        ExportError: it is too large.
+        ExportError: it does not load, or something differs.
     """
-    loaded, ours = kind.from_pretrained(folder).eval(), model.float().eval()
-    draw = torch.Generator().manual_seed(1)
-    length = min(11, ours.decoder.positions.plan.longest or 11)
-    segment = length
-    if kind is RelPosWithMemoryForCausalLM:
-        segment = int(loaded.config.values["tokens_per_sample"])
-        length = segment + 5
-    tokens = torch.randint(4, len(ours.decoder.dictionary), (3, length), generator=draw)
+    ours, draw = model.float().eval(), torch.Generator().manual_seed(1)
+    decoder, longest = ours.decoder, ours.decoder.positions.plan.longest
+    length = min(SHORT, longest or SHORT) if segment is None else segment + SHORT // 2
+    tokens = torch.randint(4, sides[-1][1], (3, length), generator=draw)
     tokens[:, 0] = EOS
-    source, given = None, {"input_ids": tokens}
-    if kind is RelPosForSeq2SeqLM:
-        words = torch.randint(4, len(ours.encoder.dictionary), (3, length), generator=draw)
-        words[:, -1], words[1, :2] = EOS, PAD
-        source = ours.encoder(words)
-        given = {"input_ids": words, "attention_mask": (words != PAD).long(), "decoder_input_ids": tokens}
-    expected, after = [], {}
-    for part in tokens.split(segment, dim=1):
-        output, extra = ours.decoder(part, source, **after)
-        expected.append(scores_of(ours.decoder, output))
-        after = {"memory": extra["memory"]} if "memory" in extra else {}
-    expected = torch.cat(expected, dim=1)
-    whole: Tensor = loaded(**given).logits
-    last: Tensor = loaded(**given, use_cache=True).logits[:, -1]
-    largest = max(float((whole - expected).abs().max()), float((last - expected[:, -1]).abs().max()))
-    if not largest < TOLERANCE:
-        raise ExportError(f"{folder.name}: transformers' logits differ by {largest:.1e}")
-    return largest
+    batch, source, prompt = {"input_ids": tokens}, None, max(1, length - SHORT // 2 - 3)
+    if head is TRANSLATION:
+        words = torch.randint(
+            4, sides[0][1], (3, min(SHORT, ours.encoder.positions.plan.longest or SHORT)), generator=draw
+        )
+        words[:, -1], words[1, : words.size(1) // 2] = EOS, PAD
+        batch, source, prompt = {"input_ids": words, "attention_mask": (words != PAD).long()}, ours.encoder(words), 1
+        batch["decoder_input_ids"] = tokens
+
+    def scores(prefix: Tensor) -> Tensor:
+        outputs, after = [], {}
+        for part in prefix.split(segment or prefix.size(1), dim=1):
+            output, extra = decoder(part, source, **after)
+            outputs.append(scores_of(decoder, output))
+            after = {"memory": extra["memory"]} if segment else {}
+        return torch.cat(outputs, dim=1)
+
+    loss = None
+    if decoder.adaptive_softmax is None:
+        before, labels = (scores(tokens), tokens) if source else (scores(tokens)[:, :-1], tokens[:, 1:])
+        loss = float(nn.functional.cross_entropy(before.flatten(0, 1), labels.flatten()))
+    asked = {
+        **{"auto": head.auto, "kind": head.kind, "pipeline": head.pipeline, "trust": True, "text": text},
+        **{"batch": {name: rows.tolist() for name, rows in batch.items()}, "prompt": prompt, "longest": longest},
+        **{"trains": loss is not None, "lines": {}, "targets": {}},
+    }
+    if text:
+        place, around = folder / TEXT_FOLDER, ([], [EOS]) if head is TRANSLATION else ([EOS], [])
+        texts = [(read_text(place, language), symbols_of(place, rows, language)) for language, rows in sides]
+        tried = [tried_ids(own, {symbol: n for n, symbol in enumerate(symbols)}, *around) for own, symbols in texts]
+        (own, symbols), asked["lines"] = texts[-1], tried[0]
+        asked["targets"] = {
+            line: (ids, own.decode([symbols[n] for n in ids if n >= len(SPECIAL)])) for line, ids in tried[-1].items()
+        }
+    try:
+        return check_generating(folder, asked, scores, loss)
+    except NotOpenedError as error:
+        raise ExportError(f"{folder.name} is not written: {error}") from None

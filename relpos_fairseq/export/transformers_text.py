@@ -10,12 +10,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizer
+from transformers import PreTrainedTokenizer
 
 from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.io.files import read_json, write_json, write_text
 from relpos_fairseq.text import MASK
-from relpos_fairseq.text.assets import DATA_PARTS, TEXT_FOLDER, Text, TokenizerText, read_text
+from relpos_fairseq.text.assets import DATA_PARTS, TEXT_FOLDER, TokenizerText, read_text
 from relpos_fairseq.text.dictionary import EOS, SPECIAL, UNK, read_dictionary
 from relpos_fairseq.text.folders import SETTINGS, TOKENIZER_JSON
 from relpos_fairseq.text.transformers_files import TRIED, transformers_files
@@ -136,7 +136,7 @@ def write_tokenizer(
     segments: bool = False,
     longest: int | None = None,
 ) -> str:
-    """Write the tokenizer files of an exported folder that has its `text/`, and compare their ids.
+    """Write the tokenizer files of an exported folder that has its `text/`.
 
     Args:
         folder: the exported folder.
@@ -150,7 +150,7 @@ def write_tokenizer(
         A description of the tokenizer.
 
     Raises:
-        ExportError: dictionaries of another model, or ids that differ from the checkpoint's.
+        ExportError: dictionaries of another model.
     """
     text = folder / TEXT_FOLDER
     symbols, own = symbols_of(text, sides[0][1], sides[0][0]), read_text(text, sides[0][0])
@@ -172,22 +172,4 @@ def write_tokenizer(
         settings["clean_up_tokenization_spaces"] = False
         write_json(folder / SETTINGS, settings)
         kind = f"{type(own).__name__} of this package"
-    compare_ids(folder, form, own, symbols)
-    return f"{kind}, ids of {len(TRIED)} sentences equal the checkpoint's"
-
-
-def compare_ids(folder: Path, form: str, own: Text, symbols: list[str]) -> None:
-    """Compare the ids that AutoTokenizer gives with those of the checkpoint's own text and dictionary.
-
-    Raises:
-        ExportError: ids differ.
-    """
-    loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    numbers = {symbol: number for number, symbol in enumerate(symbols)}
-    before = {"roberta": [0], "language model": [EOS]}.get(form, [])
-    after = [] if form == "language model" else [EOS]
-    for line in TRIED:
-        ids = [*before, *(numbers.get(symbol, UNK) for symbol in own.encode(line)), *after]
-        found = loaded(line)["input_ids"]
-        if list(found) != ids:
-            raise ExportError(f"the tokenizer gives {found} for {line!r}, the checkpoint's {ids}")
+    return f"{kind}, ids of {len(TRIED)} sentences equal the checkpoint's"  # by the closing check

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from relpos_fairseq.text.dictionary import MASK, UNKNOWN
 from relpos_fairseq.text.folders import GENERIC, ROLES, SETTINGS, TOKENIZER_JSON
 from relpos_fairseq.text.tokenizer import SPELLINGS, State, Tokenizer, continues_after_mask, import_tokenizers, text_of
+
+if TYPE_CHECKING:
+    from relpos_fairseq.text.assets import Text
 
 # Texts by which ids are compared: accents, other scripts, numbers, spaces, signs, what no model has seen.
 TRIED = (
@@ -20,6 +23,18 @@ TRIED = (
     "don't \u200bgo\u00a0there",
 )
 _NEVER = -1e4  # the score of a piece that no text gives
+
+
+def tried_ids(text: Text, ids: Mapping[str, int], before: Sequence[int], after: Sequence[int]) -> dict[str, list[int]]:
+    """Return the ids that a written tokenizer must give for each of the tried texts.
+
+    Args:
+        text: splits them as the model's training data was split.
+        ids: the id of each symbol, `<unk>` among them.
+        before: ids of the symbols before a text.
+        after: ids of those after it.
+    """
+    return {line: [*before, *(ids.get(symbol, ids[UNKNOWN]) for symbol in text.encode(line)), *after] for line in TRIED}
 
 
 def transformers_files(

@@ -211,3 +211,15 @@ def test_a_release_without_relative_positions_publishes_none(tmp_path):
         done = run(*given, tmp_path / f"out{number}")
         assert done.returncode == 0, done.stderr[-500:]
         assert "of transformers 5.24.0: ids, logits, loss and its pipeline are ours" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_release_exports_models_that_generate(release, tmp_path):
+    """Its own process writes the folder, and the closing check opens it: translation, language models, memory."""
+    python = interpreter(tmp_path, release)
+    chosen = [str(Path(__file__).with_name("test_closing_generation.py")), "-k", "said or any_length"]
+    done = subprocess.run(
+        [python, "-m", "pytest", "-q", *chosen], cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace"
+    )
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -1,0 +1,130 @@
+"""An exported model that generates is opened in a process of its own; what differs there is not published."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.commands import relpos
+from helpers.lm_models import randomized
+from relpos_fairseq.conversion.writer import GeneratingModel
+from relpos_fairseq.export import transformers_folder
+from relpos_fairseq.models.building import build_generating
+
+DECODER = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_layers": 2, "decoder_attention_heads": 2}
+MODELS = {
+    "translation": {
+        **DECODER,
+        "encoder_embed_dim": 16,
+        "encoder_ffn_embed_dim": 24,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "max_source_positions": 20,
+        "max_target_positions": 24,
+    },
+    "language_modeling": {**DECODER, "share_decoder_input_output_embed": True, "tokens_per_sample": 20},
+    "segment_language_modeling": {**DECODER, "tokens_per_sample": 6, "mem_len": 8},
+}
+
+
+def checkpoint_of(kind: str, folder, text: bool = True, scheme: str = "m4", **more):
+    """A checkpoint of a random model of 24 symbols, with text beside it."""
+    values = MODELS[kind] | {"position_scheme": scheme} | more
+    model = randomized(build_generating(kind, values, (24, 24))).float()
+    task = {"_name": kind}
+    task |= {"source_lang": "en", "target_lang": "de"} if kind == "translation" else {"tokens_per_sample": 20}
+    made = GeneratingModel(kind, values, (24, 24), model.state_dict(), task)
+    if text:
+        (folder / "text").mkdir(parents=True)
+        for name in ("dict.en.txt", "dict.de.txt") if kind == "translation" else ("dict.txt",):
+            words = [f"w{number}" for number in range(19)] + ["man,"]
+            (folder / "text" / name).write_text("".join(f"{word} 1\n" for word in words[:: 1 if "de" in name else -1]))
+    folder.mkdir(exist_ok=True)
+    torch.save(made.checkpoint({}), folder / "model.pt")
+    return folder / "model.pt"
+
+
+@pytest.mark.parametrize("text", [True, False])
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_was_compared_is_said(kind, text, tmp_path, capsys):
+    checkpoint = checkpoint_of(kind, tmp_path / "model", text)
+    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    auto = "AutoModelForSeq2SeqLM" if kind == "translation" else "AutoModelForCausalLM"
+    said = capsys.readouterr().out
+    assert f"opened by {auto} of transformers" in said
+    parts = ["ids"] * text + ["logits", "logits with its cache", "loss", "generate"]
+    parts += ["its pipeline"] * (text and kind != "translation")
+    assert f": {', '.join(parts[:-1])} and {parts[-1]} are ours" in said
+    assert ("ids of 6 sentences equal" in said) == text
+
+
+@pytest.mark.parametrize(
+    ("scheme", "positions"), [("learned", 4), ("learned+shaw", 7), ("sinusoidal", 12), ("fox", 20)]
+)
+def test_models_of_any_length_are_opened(scheme, positions, tmp_path, capsys):
+    """No input is longer than the model's."""
+    checkpoint = checkpoint_of("language_modeling", tmp_path / "model", scheme=scheme, tokens_per_sample=positions)
+    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert "generate and its pipeline are ours" in capsys.readouterr().out or positions < 6
+
+
+SPOILT = {
+    "weights": ("its logits differ from ours by",),
+    "cache": (
+        "its logits with its cache differ from ours by",
+        "    if how.get('use_cache'): found.logits = found.logits + 1\n",
+    ),
+    "loss": ("its loss differ from ours by", "    found.loss = found.loss and found.loss * 2\n"),
+    "search": ("its generate takes a token whose score is",),
+    "ids": ("its ids are",),
+    "target": ("its ids of its output are",),
+    "nothing": ("transformers does not open it: ",),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoilt"), [(kind, one) for kind in MODELS for one in SPOILT if one != "target" or kind == "translation"]
+)
+def test_what_differs_is_not_exported(kind, spoilt, tmp_path, monkeypatch, capsys):
+    """The folder is spoilt when it is whole, as a release or a file would."""
+    original = transformers_folder.check_generating
+
+    def check(folder, *given):
+        change(folder, kind, spoilt)
+        return original(folder, *given)
+
+    monkeypatch.setattr(transformers_folder, "check_generating", check)
+    checkpoint = checkpoint_of(kind, tmp_path / "model")
+    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert "is not written" in error and SPOILT[spoilt][0] in error
+    assert not (tmp_path / "out").exists()
+
+
+def change(folder, kind, spoilt):
+    """Spoil a written folder."""
+    if spoilt == "weights":
+        weights = load_file(folder / "model.safetensors")
+        name = next(name for name in weights if name.endswith("decoder.layers.0.fc1.bias"))
+        weights[name] += 1.0
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    if spoilt in ("cache", "loss"):  # the folder's own code may compute something else
+        names = {"translation": "ForSeq2SeqLM", "language_modeling": "ForCausalLM"}
+        name = f"RelPos{names.get(kind, 'WithMemoryForCausalLM')}"
+        code = f"run = {name}.forward\ndef other(self, *given, **how):\n    found = run(self, *given, **how)\n"
+        code += f"{SPOILT[spoilt][1]}    return found\n{name}.forward = other\n"
+        with (folder / "relpos_code.py").open("a") as file:
+            file.write(code)
+    if spoilt == "search":
+        config = json.loads((folder / "generation_config.json").read_text())
+        config["suppress_tokens"] = list(range(1, 24))
+        (folder / "generation_config.json").write_text(json.dumps(config))
+    if spoilt in ("ids", "target"):
+        name = {"ids": "dict.en.txt", "target": "dict.de.txt"}[spoilt] if kind == "translation" else "dict.txt"
+        path = folder / "text" / name
+        path.write_text(path.read_text().replace("man,", "men,"))
+    if spoilt == "nothing":
+        (folder / "config.json").write_text("{}")
