@@ -80,7 +80,7 @@ def attend(inputs: AttentionInputs, backend: str = "auto", need_weights: bool = 
     if backend == "auto" and _is_native_step(inputs, need_weights):
         with _full_precision(inputs.q.device.type):
             return native.step.attend(inputs), None  # only this backend reads position_factors itself
-    inputs = inputs.placed()
+    inputs = inputs.gathered().placed()
     if backend == "auto":
         chosen = choose(inputs, need_weights)  # a backend whose refusal() is None
     else:
@@ -187,9 +187,14 @@ def _costliest_kind(inputs: AttentionInputs) -> str:
 
 def beats_sdpa_on_step(inputs: AttentionInputs, backend: str) -> bool:
     """Return whether a backend evaluates a step of decoding without terms faster than SDPA."""
-    rows, heads, keys, _ = inputs.k.shape
+    rows, heads, keys = inputs.q.size(0), *inputs.k.shape[1:3]
     exact = inputs.q.dtype == inputs.exact  # in half precision, the products would first convert all keys
     return exact and rows * heads * keys >= CROSSOVER_STEP_KEYS[backend] and not torch.is_grad_enabled()
+
+
+def reads_key_rows(inputs: AttentionInputs, backend: str) -> bool:
+    """Return whether a backend reads a step's keys where `key_rows` says, instead of gathering them."""
+    return backend == "auto" and _is_native_step(inputs, False) and native.step.reads_key_rows(inputs)
 
 
 def _has_terms(inputs: AttentionInputs) -> bool:

@@ -38,6 +38,8 @@ class AttentionInputs:
         window: how many slots a query sees, the last of them its own; None: all.
         documents: (B, S) document number of each slot, or None; other documents are excluded.
         step_tables: the `step.StepTables` that decoding keeps between steps, or None.
+        key_rows: (B, S|1) the row of k, v, content_k and clipped_key_products in which each key of a query's row
+            lies, as decoding keeps the keys of hypotheses; None: the same row.
     """
 
     q: Tensor
@@ -55,6 +57,7 @@ class AttentionInputs:
     window: int | None = None
     documents: Tensor | None = None
     step_tables: Any = None  # its file imports this one
+    key_rows: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a window without slots."""
@@ -83,6 +86,16 @@ class AttentionInputs:
         if all(term.position_factors is None for term in self.terms):
             return self
         return replace(self, terms=tuple(term.at(self.positions) for term in self.terms))
+
+    def gathered(self) -> AttentionInputs:
+        """Return the call with every key in its query's row."""
+        if self.key_rows is None:
+            return self
+        names = ("k", "v", "content_k", "clipped_key_products")
+        moved: dict[str, Any] = {
+            name: of_rows(x, self.key_rows) for name in names if (x := getattr(self, name)) is not None
+        }
+        return replace(self, key_rows=None, **moved)
 
     def rows(self, start: int, stop: int) -> AttentionInputs:
         """Return the call for the queries [start, stop)."""
@@ -152,6 +165,11 @@ class AttentionInputs:
         if self.key_padding is not None:
             masked = _either(masked, self.key_padding[:, None, None, :])
         return masked
+
+
+def of_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """Return (B, H, S, ...), slot j of row b being that of row `rows[b, j]` of x (B', H, S, ...); rows is (B, S|1)."""
+    return x[rows, :, torch.arange(x.size(2), device=x.device)].transpose(1, 2)
 
 
 def _either(masked: Tensor | None, more: Tensor) -> Tensor:

@@ -6,12 +6,13 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import torch
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
 from relpos_fairseq.config import resolve
 from relpos_fairseq.models.encoder import limit_of
-from relpos_fairseq.modules.cross_attention import SOURCES
+from relpos_fairseq.modules.cross_attention import SOURCES, repeats
 from relpos_fairseq.modules.transformer_layer import RelPosDecoderLayer, initialize_projections, shard
 from relpos_fairseq.nn.packed import pack
 from relpos_fairseq.placement import DecodingTerms, Placement, PositionContext
@@ -73,6 +74,43 @@ class RelPosDecoder(TransformerDecoderBase):
         """Build a layer with its own part of the position scheme."""
         placement, index = self._construction
         return shard(cfg, self.layer_class(cfg, placement, next(index), no_encoder_attn))
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: dict[str, list[Tensor]] | None = None,
+        incremental_state: dict | None = None,
+        **more: Any,
+    ) -> tuple[Tensor, dict[str, list]]:
+        """Return scores (B, T, V) and what else fairseq's decoder returns, as fairseq does.
+
+        The first step of beam search, whose hypotheses of a sentence are equal, is evaluated once a sentence.
+        """
+        beams = self._equal_rows(prev_output_tokens, encoder_out, incremental_state)
+        if beams == 1:
+            return super().forward(prev_output_tokens, encoder_out, incremental_state, **more)
+        enc, padding, sources = _encoder_parts(encoder_out)
+        one = {"encoder_out": [enc[:, ::beams]], "sources": [sources[::beams]]}
+        one |= {} if padding is None else {"encoder_padding_mask": [padding[::beams]]}
+        x, extra = super().forward(prev_output_tokens[::beams], one, incremental_state, **more)
+        order = torch.arange(len(x), device=x.device).repeat_interleave(beams)
+        for layer in self.layers:
+            layer.self_attn.reorder_incremental_state(incremental_state, order)
+            if layer.encoder_attn is not None:
+                layer.encoder_attn.share(incremental_state, beams)
+        attn = [part if part is None else part[order] for part in extra["attn"]]
+        return x[order], extra | {"attn": attn, "inner_states": [state[:, order] for state in extra["inner_states"]]}
+
+    def _equal_rows(self, tokens: Tensor, encoder_out: dict | None, state: dict | None) -> int:
+        """Return how many successive rows of a first step are equal, in source and tokens; 1: it is no such step."""
+        sources = _encoder_parts(encoder_out)[2]
+        if state is None or SOURCES in state or sources is None or torch.is_grad_enabled() or is_captured():
+            return 1
+        if self.training or any(getattr(part, "apply_during_inference", False) for part in self.modules()):
+            return 1  # dropout makes rows differ
+        beams = repeats(sources, len(tokens))
+        alike = beams > 1 and torch.equal(tokens, tokens[::beams].repeat_interleave(beams, 0))
+        return beams if alike else 1
 
     def extract_features_scriptable(
         self,

@@ -3,7 +3,8 @@
 fairseq computes all probabilities.  This module computes them where they are asked for, and in training
 on a CPU, where torch's scaled_dot_product_attention with dropout would compute them too, more slowly;
 elsewhere it calls that function.  In generation the source is projected and cached once for all beams of
-a sentence, whose queries attend to it together, so that reordering beams copies nothing.
+a sentence, whose queries attend to it together, so that reordering beams copies nothing.  A step on a
+CPU is evaluated by the kernel in C, where it is compiled.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import torch.nn.functional as F  # noqa: N812
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
+from relpos_fairseq.attention import AttentionInputs, native
 from relpos_fairseq.attention.sdpa import sound_kernels
+from relpos_fairseq.attention.step import StepTables
 from relpos_fairseq.nn.packed import products
+from relpos_fairseq.positions import Positions
 
 SOURCES = "relpos_sources"  # key in fairseq's incremental state: (B,) number of each row's source
 
@@ -96,6 +100,11 @@ class CrossAttention(MultiheadAttention):
         tgt_len, batch, _ = query.shape
         k, v, padding, beams = self._source(key, key_padding_mask, incremental_state, batch)
         rows = self.q_proj(query.reshape(-1, self.embed_dim))  # (T B, E)
+        if incremental_state is not None and tgt_len == 1 and not (need_weights or need_head_weights):
+            step = self._step(rows.view(batch, self.num_heads, 1, self.head_dim), incremental_state)
+            if native.serves_step(step):
+                found = native.step.attend(step).view(batch, self.embed_dim)
+                return self.out_proj(found).view(query.shape), None
         q = rows.view(tgt_len, batch // beams, beams, self.num_heads, self.head_dim)
         q = q.permute(1, 3, 2, 0, 4).flatten(2, 3)  # (U, H, beams T, D)
         out, probs = self._attend(q, k, v, padding, need_weights or need_head_weights)
@@ -127,6 +136,28 @@ class CrossAttention(MultiheadAttention):
             cache["prev_key_padding_mask"] = padding
             self._set_input_buffer(state, cache)
         return (cache["prev_key"], cache["prev_value"], cache["prev_key_padding_mask"], cache["beams"])
+
+    def _step(self, q: Tensor, state: dict) -> AttentionInputs:
+        """Return the inputs of a step for queries (B, H, 1, D), from which `beams` successive rows read a source."""
+        cache, batch = self._get_input_buffer(state), q.size(0)
+        k, v, padding = (cache[f"prev_{name}"] for name in ("key", "value", "key_padding_mask"))
+        length = k.size(2)
+        if cache.get("step") is None:
+            rows = torch.arange(batch, device=q.device) // cache["beams"]
+            hidden = None if padding is None or not padding.any() else padding[rows]
+            tables = StepTables((), self.scaling, torch.promote_types(q.dtype, torch.float32), q.device, length)
+            cache["step"] = {"key_rows": rows[:, None], "key_padding": hidden, "step_tables": tables}
+        active = self.training or self.dropout_module.apply_during_inference
+        return AttentionInputs(
+            q,
+            k,
+            v,
+            (),
+            Positions(1, length, length - 1),
+            self.scaling,
+            dropout=self.dropout_module.p if active else 0.0,
+            **cache["step"],
+        )
 
     def _heads(self, rows: Tensor, shape: torch.Size) -> Tensor:
         """Split (S U, E) by head, where `shape` is (S, U, E'): (U, H, S, D)."""
@@ -163,6 +194,11 @@ class CrossAttention(MultiheadAttention):
         out = torch.bmm(kept.to(v.dtype), v).view(sources, heads, rows, dim)
         return out, probs.view(sources, heads, rows, -1)
 
+    def share(self, state: dict, beams: int) -> None:
+        """Let `beams` successive rows read each cached source from now on, instead of one."""
+        if cache := self._get_input_buffer(state):
+            cache |= {"beams": beams, "step": None}
+
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
         self.reorder(incremental_state, new_order)
         return incremental_state
@@ -182,7 +218,10 @@ class CrossAttention(MultiheadAttention):
             return regrouped
         if regrouped is None:
             regrouped = regroup(order, cache["beams"], cache["prev_key"].size(0))
-        kept, cache["beams"] = regrouped
+        kept, beams = regrouped
+        if kept is not None or beams != cache["beams"]:
+            cache["step"] = None
+        cache["beams"] = beams
         if kept is not None:
             for name in ("prev_key", "prev_value", "prev_key_padding_mask"):
                 if cache[name] is not None:

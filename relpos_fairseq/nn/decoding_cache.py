@@ -5,6 +5,9 @@ slot and copies nothing else.  Concatenating at every step would read and write 
 several times the cost of attention itself.  Slots from `length` on are never read.  With gradients
 enabled nothing is written in place and tensors are concatenated: autograd may have kept the earlier
 keys for the queries' gradients, even where the keys themselves need none.
+
+Beam search selects rows at every step.  Where attention reads keys by their rows (`AttentionInputs.key_rows`), no key
+is moved: `places` says in which row each lies, so that hypotheses share what they have in common.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relpos_fairseq.attention.inputs import of_rows
 from relpos_fairseq.attention.step import StepTables, form_clipped_key_products, supports_step
 from relpos_fairseq.placement import DecodingTerms, capacity_for
 from relpos_fairseq.positions import Positions
@@ -27,11 +31,15 @@ class DecodingCache:
         length: number of slots that are filled.
         padding: (B, length) True at padding, or None where there is none.
         position: the terms of the layer's own schemes.
+        places: (B, length) row of the buffers in which each slot of each row lies, or None: the same row.
+        is_read_by_rows: whether the last step's attention reads keys by their places.
     """
 
     def __init__(self) -> None:
         self.length = 0
         self.padding: Tensor | None = None
+        self.places: Tensor | None = None
+        self.is_read_by_rows = False
         self.position = DecodingTerms()
         self._tables: StepTables | None = None
         # Products of the first `_with_products` keys with the clipped ends of tables.
@@ -42,10 +50,13 @@ class DecodingCache:
     @property
     def rows(self) -> int | None:
         """Number of rows of the batch, or None while the cache is empty."""
+        if self.places is not None:
+            return len(self.places)
         return next((buffer.size(0) for buffer in self._buffers.values()), None)
 
     def buffers(self) -> dict[str, Tensor]:
         """Return the buffers by name: (B, H, capacity, ...) each, whose slots from `length` on hold nothing."""
+        self._gather()
         return self._buffers
 
     @property
@@ -76,7 +87,7 @@ class DecodingCache:
         if tables is None or not tables.products:
             return None
         buffer, first, stop = self._products, self._with_products, k.size(2)
-        if buffer is None or buffer.size(2) < stop or not _writable(buffer):
+        if not _fits(buffer, k.size(0), stop):
             like = k.new_empty(*k.shape[:2], 0, len(tables.products), dtype=tables.exact)
             self._products = buffer = _grown(buffer, like, first, stop)
         if first <= stop - min(part.keys for part in tables.products):
@@ -95,7 +106,8 @@ class DecodingCache:
             padding: (B, T) True at padding among the new tokens, or None.
 
         Returns:
-            (B, H, S, ...) tensors of all tokens by name, or None: views, valid until the next append.
+            (B, H, S, ...) tensors of all tokens by name, or None: views, valid until the next append, whose slots lie
+            in the rows that `places` names.
 
         Raises:
             ValueError: the new tokens have another number of rows than the earlier ones.
@@ -106,6 +118,8 @@ class DecodingCache:
                 f"incremental_state holds {self.rows} rows and the new tokens have {rows}: select "
                 f"rows by reorder_incremental_state, or take a fresh state for another batch"
             )
+        if torch.is_grad_enabled() or not self.is_read_by_rows:
+            self._gather()
         count = new["key"].size(2)
         start, stop = self.length, self.length + count
         for name, part in new.items():
@@ -116,9 +130,12 @@ class DecodingCache:
                 past = [] if buffer is None else [buffer[:, :, :start]]
                 self._buffers[name] = torch.cat([*past, part], dim=2)
                 continue
-            if buffer is None or buffer.size(2) < stop or not _writable(buffer):
+            if not _fits(buffer, rows, stop):
                 self._buffers[name] = buffer = _grown(buffer, part, start, stop)
-            buffer.narrow(2, start, count).copy_(part)
+            buffer[:rows, :, start:stop].copy_(part)
+        if self.places is not None:
+            own = torch.arange(rows)[:, None].expand(rows, count)
+            self.places = torch.cat([self.places, own], dim=1)
         self._append_padding(padding, new["key"], start)
         self.length = stop
         return {name: None if part is None else self._buffers[name].narrow(2, 0, stop) for name, part in new.items()}
@@ -140,12 +157,34 @@ class DecodingCache:
             spares: free buffers by kind, which the layers of a model share: a reorder copies rows into a free
                 buffer, and the buffer from which it copied becomes free.
         """
+        if self.padding is not None:
+            self.padding = self.padding.index_select(0, order)
+        if self._buffers and self.is_read_by_rows and not torch.is_grad_enabled():
+            if self.places is None:
+                self.places = torch.arange(self.rows)[:, None].expand(-1, self.length)
+            self.places = self.places.index_select(0, order)
+            return
+        self._gather()
         for name, buffer in self._buffers.items():
             self._buffers[name] = _selected(buffer, order, self.length, spares)
         if self._products is not None:
             self._products = _selected(self._products, order, self._with_products, spares)
-        if self.padding is not None:
-            self.padding = self.padding.index_select(0, order)
+
+    def _gather(self) -> None:
+        """Move every slot into the row that it belongs to."""
+        if self.places is None:
+            return
+        for name, buffer in self._buffers.items():
+            self._buffers[name] = of_rows(buffer[:, :, : self.length], self.places)
+        if self._products is not None:
+            known = self.places[:, : self._with_products]
+            self._products = of_rows(self._products[:, :, : self._with_products], known)
+        self.places = None
+
+
+def _fits(buffer: Tensor | None, rows: int, slots: int) -> bool:
+    """Return whether a buffer has room for so many rows and slots, and may be written."""
+    return buffer is not None and buffer.size(0) >= rows and buffer.size(2) >= slots and _writable(buffer)
 
 
 def _writable(buffer: Tensor) -> bool:
@@ -156,9 +195,10 @@ def _writable(buffer: Tensor) -> bool:
 def _grown(buffer: Tensor | None, part: Tensor, filled: int, needed: int) -> Tensor:
     """Return a buffer for at least `needed` slots, with the first `filled` slots of the old one."""
     batch, heads, _, *rest = part.shape
-    grown = part.new_empty(batch, heads, capacity_for(needed), *rest)
+    stored = 0 if buffer is None else buffer.size(0)
+    grown = part.new_empty(max(batch, stored), heads, capacity_for(needed), *rest)
     if buffer is not None:
-        grown[:, :, :filled] = buffer[:, :, :filled]
+        grown[:stored, :, :filled] = buffer[:, :, :filled]
     return grown
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.attention import AttentionInputs, attend
-from relpos_fairseq.attention.api import refuse_terms
+from relpos_fairseq.attention.api import reads_key_rows, refuse_terms
 from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.nn.packed import products
 from relpos_fairseq.placement import Placement, PositionContext, SchemeStack, decay_of
@@ -116,7 +116,7 @@ class SelfAttention(nn.Module):
         keys = cache.append(tensors, new_padding)
         terms += decay_of(keys["log_gates"])
         tables = cache.tables(terms, positions, new.q, self.scale)
-        return replace(
+        inputs = replace(
             new,
             k=keys["key"],
             v=keys["value"],
@@ -125,7 +125,10 @@ class SelfAttention(nn.Module):
             content_k=keys["content_key"],
             clipped_key_products=cache.clipped_key_products(tables, keys["key"]),
             step_tables=tables,
+            key_rows=cache.places,
         )
+        cache.is_read_by_rows = gates is None and tables is not None and reads_key_rows(inputs, self.backend)
+        return inputs
 
     def _project(
         self,

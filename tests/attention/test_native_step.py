@@ -44,10 +44,31 @@ def changed(inputs: AttentionInputs, dtype: torch.dtype) -> AttentionInputs:
     return inputs.mapped(lambda tensor: tensor.detach().to(dtype))
 
 
+def scattered(inputs: AttentionInputs) -> AttentionInputs:
+    """The same call, whose keys lie in more rows than there are queries; NaN where nothing is read."""
+    draw = torch.Generator().manual_seed(9)
+    rows, keys = inputs.q.size(0), inputs.k.size(2)
+    places = torch.stack([torch.randperm(rows + 3, generator=draw)[:rows] for _ in range(keys)], 1)
+
+    def spread(x: Tensor | None) -> Tensor | None:
+        if x is None:
+            return None
+        made = x.new_full((rows + 3, *x.shape[1:]), float("nan"))
+        made[places, :, torch.arange(keys)] = x.transpose(1, 2)
+        return made
+
+    names = ("k", "v", "content_k", "clipped_key_products")
+    return replace(inputs, key_rows=places, **{name: spread(getattr(inputs, name)) for name in names})
+
+
 @torch.no_grad()
 def compare(inputs: AttentionInputs) -> Tensor:
-    """The kernel's output equals the formula's, in fp64 and fp32."""
+    """The kernel's output equals the formula's, in fp64 and fp32, wherever the keys lie."""
     expected, _ = attend(inputs, "reference")
+    if inputs.q.size(0) and native.step.reads_key_rows(inputs):
+        found, _ = attend(apart := scattered(inputs), "auto")
+        torch.testing.assert_close(found, expected, **EXACT[torch.float64])
+        torch.testing.assert_close(attend(apart, "blocked")[0], expected, **EXACT[torch.float64])
     for dtype, near in EXACT.items():
         given = changed(inputs, dtype)
         assert native.serves_step(given) and api.choose(given) in ("native", "sdpa")
@@ -145,6 +166,18 @@ def test_factors_by_position(pairs: int, given: int) -> None:
         expected = compare(inputs)
         for backend in ("blocked", "auto"):
             torch.testing.assert_close(attend(inputs, backend)[0], expected, rtol=1e-10, atol=1e-10)
+
+
+def test_who_reads_keys_by_their_rows() -> None:
+    """The kernel, of all but what torch reads beside it."""
+    read = {}
+    for case in WITHOUT_SEGMENTS:
+        with torch.no_grad():
+            inputs = changed(step_of(case, 40, 18), torch.float32)
+            if api._is_native_step(inputs, False):
+                read[case.scheme] = api.reads_key_rows(inputs, "auto")
+            assert not api.reads_key_rows(inputs, "blocked")
+    assert not read.pop("fox") and sum(read.values()) > 0.8 * len(read)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.models import batch, fairseq_model, small_model, small_task
 from relpos_fairseq.modules import cross_attention
-from relpos_fairseq.modules.cross_attention import CrossAttention, regroup, repeats
+from relpos_fairseq.modules.cross_attention import SOURCES, CrossAttention, regroup, repeats
 
 EXACT = {"rtol": 0, "atol": 1e-11}
 SHAPE = {"kdim": 6, "vdim": 6, "encoder_decoder_attention": True}
@@ -155,3 +155,27 @@ def test_beams_of_a_sentence_are_not_copied() -> None:
     less = model.encoder.reorder_encoder_out(wide, torch.tensor([5, 4, 0, 0]))
     torch.testing.assert_close(less["encoder_out"][0], out["encoder_out"][0][:, [2, 2, 0, 0]])
     assert less["sources"][0].tolist() == [2, 2, 0, 0]
+
+
+@torch.no_grad()
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_steps_by_the_kernel_are_fairseqs(data: st.DataObject) -> None:
+    """Any sources, beams, padding and selections, against fairseq's attention on the sources of each row."""
+    plain, own = pair()
+    sources, beams, length = (data.draw(st.integers(1, n)) for n in (4, 4, 30))
+    key = torch.randn(length, sources, 6).double()
+    padding = torch.zeros(sources, length, dtype=torch.bool)
+    for row in range(sources):
+        padding[row, : data.draw(st.integers(0, length - 1))] = True
+    read, state = torch.arange(sources).repeat_interleave(beams), {}
+    for _ in range(data.draw(st.integers(1, 4))):
+        if state:
+            order = torch.tensor(data.draw(st.lists(st.integers(0, len(read) - 1), min_size=1, max_size=9)))
+            own.reorder_incremental_state(state, order)
+            read = read[order]
+        state[SOURCES] = read
+        query = torch.randn(1, len(read), 8).double()
+        out, _ = own(query, key[:, read], None, padding[read], state, need_weights=False)
+        expected, _ = plain(query, key[:, read], key[:, read], padding[read], need_weights=False)
+        torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)

@@ -14,6 +14,7 @@ from torch import Tensor
 from cases import Case, build
 from relpos_fairseq import placement as stack
 from relpos_fairseq.attention import AttentionInputs, attend, step
+from relpos_fairseq.attention.inputs import of_rows
 from relpos_fairseq.modules.multihead_attention import SPARES
 from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.positions import Positions
@@ -99,10 +100,31 @@ def test_a_cache_is_what_joining_and_selecting_give(data: st.DataObject) -> None
             key = new[None, None, :, None] + torch.rand(len(expected), 2, 1, 5)
             kept = cache.append({"key": key, "absent": None, "value": -key}, None)
             expected = torch.cat([expected, key], dim=2)
-            torch.testing.assert_close(kept["key"], expected, rtol=0, atol=0)
-            torch.testing.assert_close(kept["value"], -expected, rtol=0, atol=0)
-            assert kept["absent"] is None
+            places = cache.places
+            for name, sign in (("key", 1), ("value", -1)):
+                found = kept[name] if places is None else of_rows(kept[name], places)
+                torch.testing.assert_close(found, sign * expected, rtol=0, atol=0)
+            assert kept["absent"] is None and cache.rows == len(expected)
+            cache.is_read_by_rows = data.draw(st.booleans())
         poison(cache, spares)
+
+
+@torch.no_grad()
+def test_a_search_moves_no_key() -> None:
+    """Where attention reads keys by their rows, buffers stay; what asks for the buffers gets those of the rows."""
+    layer, cache = Layer(Case("m4"), causal=True), {}
+    for place in range(4):
+        layer(tokens(BATCH, 1, seed=place), None, cache, place)
+    state = layer.attention._get_input_buffer(cache["state"])
+    if not state.is_read_by_rows:
+        pytest.skip("no C compiler")
+    before = {name: buffer.data_ptr() for name, buffer in state._buffers.items()}
+    layer.attention.reorder_incremental_state(cache["state"], torch.tensor([1, 1, 0]))
+    assert {name: buffer.data_ptr() for name, buffer in state._buffers.items()} == before
+    assert state.places.tolist() == [[1] * 4, [1] * 4, [0] * 4]
+    rows = {name: of_rows(buffer[:, :, :4], state.places) for name, buffer in state._buffers.items()}
+    assert all(torch.equal(buffer[:, :, :4], rows[name]) for name, buffer in state.buffers().items())
+    assert state.places is None
 
 
 @torch.no_grad()

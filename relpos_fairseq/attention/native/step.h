@@ -46,6 +46,9 @@ typedef struct {
     real *out;                         /* (B, H, 1, value_dim), contiguous */
     const uint8_t *masked;             /* (B|1, src_len) 1 at keys that the query does not see, or NULL */
     int64_t masked_stride;             /* elements from one batch row of `masked` to the next */
+    const int64_t *key_rows;           /* (batch, src_len) the batch row of k, v, content_k and clipped_key_products
+                                        * in which each key lies that a query reads, or NULL: the query's own */
+    int64_t key_rows_stride, key_rows_step; /* elements from one batch row and from one key to the next */
 } StepCall;
 
 /* --------------------------------------------------------------------------------- Loops over rows in memory */
@@ -53,10 +56,32 @@ typedef struct {
 #define ROWS_AT_ONCE 4 /* rows that a loop takes together, or vectors of one row */
 #define PANEL 32       /* columns of a transposed table that stand side by side; a multiple of NR */
 
-/* Rows x_j and y_j of two matrices, and one vector for all j. */
+/* Rows of a matrix, row j of which lies in batch row places[j * step], or in the one of `data` without places. */
 typedef struct {
-    const real *one, *x, *y;
-    int64_t x_row, y_row;
+    const real *data;
+    int64_t row, batch_stride, step;
+    const int64_t *places;
+} Keys;
+
+INLINE const real *key_at(const Keys *keys, int64_t j)
+{
+    return keys->data + j * keys->row + (keys->places ? keys->places[j * keys->step] * keys->batch_stride : 0);
+}
+
+/* The keys from the one with the number `first` on. */
+INLINE Keys keys_from(Keys keys, int64_t first)
+{
+    keys.data += first * keys.row;
+    if (keys.places)
+        keys.places += first * keys.step;
+    return keys;
+}
+
+/* Rows x_j of a matrix and keys y_j, and one vector for all j. */
+typedef struct {
+    const real *one, *x;
+    int64_t x_row;
+    Keys y;
 } Rows;
 
 /* Which products a sum over channels has: one.y_j, x_j.y_j, sum_c one_c x_j,c y_j,c. */
@@ -91,7 +116,7 @@ INLINE void dots(real *restrict out, const Rows *rows, int kinds, int64_t count,
         for (int i = 0; i < ROWS_AT_ONCE; i++) {
             int64_t row = min_of(j + i, count - 1); /* behind the last row, that row again */
             x[i] = kinds & (X_Y | ONE_X_Y) ? rows->x + row * rows->x_row : NULL;
-            y[i] = rows->y + row * rows->y_row;
+            y[i] = key_at(&rows->y, row);
         }
         for (int64_t d = 0; d < whole; d += VL)
 #pragma GCC unroll 4
@@ -169,8 +194,8 @@ static void rows_by_panels(real *out, int64_t out_row, const real *x, int64_t x_
     }
 }
 
-/* out (dim,) += sum_j weights_j rows_j. */
-static void add_weighted(real *out, const real *weights, const real *rows, int64_t row, int64_t count, int64_t dim)
+/* out (dim,) += sum_j weights_j keys_j. */
+static void add_weighted(real *out, const real *weights, Keys keys, int64_t count, int64_t dim)
 {
     int64_t d = 0;
     for (; d + ROWS_AT_ONCE * VL <= dim; d += ROWS_AT_ONCE * VL) {
@@ -178,19 +203,19 @@ static void add_weighted(real *out, const real *weights, const real *rows, int64
         for (int64_t j = 0; j < count; j++)
 #pragma GCC unroll 4
             for (int i = 0; i < ROWS_AT_ONCE; i++)
-                sums[i] += weights[j] * *(const vec *)(rows + j * row + d + i * VL);
+                sums[i] += weights[j] * *(const vec *)(key_at(&keys, j) + d + i * VL);
         for (int i = 0; i < ROWS_AT_ONCE; i++)
             *(vec *)(out + d + i * VL) += sums[i];
     }
     for (; d + VL <= dim; d += VL) {
         vec sums = {0};
         for (int64_t j = 0; j < count; j++)
-            sums += weights[j] * *(const vec *)(rows + j * row + d);
+            sums += weights[j] * *(const vec *)(key_at(&keys, j) + d);
         *(vec *)(out + d) += sums;
     }
     for (; d < dim; d++)
         for (int64_t j = 0; j < count; j++)
-            out[d] += weights[j] * rows[j * row + d];
+            out[d] += weights[j] * key_at(&keys, j)[d];
 }
 
 /* x[j] += y[j], and x[j] *= y[j]. */
@@ -295,6 +320,13 @@ INLINE real *tensor_at(const Tensor *x, int64_t b, int64_t h)
     return x->data + b * x->batch_stride + h * x->head_stride;
 }
 
+/* The keys, or values, that head h of batch row b reads in a tensor. */
+INLINE Keys keys_of(const StepCall *call, const Tensor *x, int64_t b, int64_t h)
+{
+    const int64_t *places = call->key_rows ? call->key_rows + b * call->key_rows_stride : NULL;
+    return (Keys){tensor_at(x, places ? 0 : b, h), x->row_stride, x->batch_stride, call->key_rows_step, places};
+}
+
 INLINE const real *table_of_head(const Table *x, int64_t h) { return x->data + h * x->head_stride; }
 
 /* The row of a near table (rows, dim) for key `key`: the last row is that of the last key. */
@@ -310,8 +342,7 @@ static void add_factors(const StepCall *call, int64_t b, int64_t h, real *s)
 {
     dots_of_one(s,
                 &(Rows){.one = tensor_at(&call->query_factors, b, h),
-                        .y = tensor_at(&call->key_factors, b, h),
-                        .y_row = call->key_factors.row_stride},
+                        .y = {tensor_at(&call->key_factors, b, h), call->key_factors.row_stride}},
                 call->src_len, call->rank, 1);
 }
 
@@ -350,7 +381,8 @@ static void multiply_by_products(const StepCall *call, const QueryProducts *prod
 {
     const StepTables *t = call->tables;
     int64_t rows = t->product_rows, near = min_of(rows - 1, call->src_len), far = call->src_len - near, dim = t->dim;
-    const real *restrict clipped_key_products = tensor_at(&call->clipped_key_products, b, h);
+    Keys clipped_key_products = keys_of(call, &call->clipped_key_products, b, h);
+    clipped_key_products.row = 1;
     const real *restrict query_products = products->product + (h * call->batch + b) * products->product_stride;
     real *restrict s = buffers->logits, *restrict key_products = buffers->key_products;
     real clipped_query_product = query_products[0];
@@ -358,11 +390,10 @@ static void multiply_by_products(const StepCall *call, const QueryProducts *prod
     dots_of_two(key_products,
                 &(Rows){.x = near_rows_from(&t->product_key, h, rows, dim, call->src_len, far),
                         .x_row = dim,
-                        .y = tensor_at(&call->k, b, h) + far * call->k.row_stride,
-                        .y_row = call->k.row_stride},
+                        .y = keys_from(keys_of(call, &call->k, b, h), far)},
                 near, dim, 0);
     for (int64_t j = 0; j < far; j++)
-        s[j] *= clipped_query_product * clipped_key_products[j];
+        s[j] *= clipped_query_product * *key_at(&clipped_key_products, j);
     for (int64_t j = 0; j < near; j++)
         s[far + j] *= query_products[rows - near + j] * key_products[j];
 }
@@ -372,15 +403,14 @@ static void step_content(const StepCall *call, const QueryProducts *products, in
                          const StepBuffers *buffers)
 {
     const StepTables *t = call->tables;
-    const real *k = tensor_at(&call->content_k, b, h); /* (src_len, content_dim) */
-    int64_t row = call->content_k.row_stride, dim = t->content_dim, src_len = call->src_len;
-    dots_of_one(buffers->logits, &(Rows){.one = buffers->query, .y = k, .y_row = row}, src_len, dim, 0);
+    Keys k = keys_of(call, &call->content_k, b, h); /* (src_len, content_dim) */
+    int64_t dim = t->content_dim, src_len = call->src_len;
+    dots_of_one(buffers->logits, &(Rows){.one = buffers->query, .y = k}, src_len, dim, 0);
     if (t->near_trilinear.data) {
         int64_t near = min_of(t->near_trilinear_rows, src_len), far = src_len - near;
         dots_weighted(buffers->logits + far,
                       &(Rows){.one = tensor_at(&call->content_q, b, h),
-                              .y = k + far * row,
-                              .y_row = row,
+                              .y = keys_from(k, far),
                               .x = near_rows_from(&t->near_trilinear, h, t->near_trilinear_rows, dim, src_len, far),
                               .x_row = dim},
                       near, dim, 1);
@@ -402,8 +432,8 @@ static void step_logits(const StepCall *call, const QueryProducts *products, int
     int64_t near = near_keys(call, &t->near_key, t->near_key_rows), far = src_len - near;
     int is_content_apart = t->near_trilinear.data || t->gate.data || call->multiplier.data || t->product_query.data ||
                            call->content_k.data != call->k.data;
-    Rows all = {.one = buffers->query, .y = tensor_at(&call->k, b, h), .y_row = call->k.row_stride}, last = all;
-    last.y += far * all.y_row;
+    Rows all = {.one = buffers->query, .y = keys_of(call, &call->k, b, h)}, last = all;
+    last.y = keys_from(all.y, far);
     if (near)
         last.x = near_rows_from(&t->near_key, h, t->near_key_rows, dim, src_len, far), last.x_row = dim;
     if (is_content_apart) { /* content, then + near_key_j.k_j */
@@ -420,10 +450,7 @@ static void step_logits(const StepCall *call, const QueryProducts *products, int
                    query_near);
     if (t->key_offset.data)
         dots_of_one(buffers->logits,
-                    &(Rows){.one = table_of_head(&t->key_offset, h),
-                            .y = tensor_at(&call->k, b, h),
-                            .y_row = call->k.row_stride},
-                    src_len, dim, 1);
+                    &(Rows){.one = table_of_head(&t->key_offset, h), .y = all.y}, src_len, dim, 1);
     if (has_shared_bias(call))
         add_vector(buffers->logits, shared_bias_of(call, buffers, h), src_len);
     if (call->added.data)
@@ -452,11 +479,11 @@ static void step_head(const StepCall *call, const QueryProducts *products, int64
     if (row_max == -(real)INFINITY) /* the query sees no key */
         return;
     real row_sum = exponentials(buffers->logits, 0, src_len, src_len, row_max);
-    add_weighted(out, buffers->logits, tensor_at(&call->v, b, h), call->v.row_stride, src_len, dim);
+    add_weighted(out, buffers->logits, keys_of(call, &call->v, b, h), src_len, dim);
     if (t->near_value.data)
         add_weighted(out, buffers->logits + src_len - near,
-                     near_rows_from(&t->near_value, h, t->near_value_rows, dim, src_len, src_len - near), dim, near,
-                     dim);
+                     (Keys){near_rows_from(&t->near_value, h, t->near_value_rows, dim, src_len, src_len - near), dim},
+                     near, dim);
     for (int64_t d = 0; d < dim; d++)
         out[d] /= row_sum;
     if (t->clipped_value.data)

@@ -60,6 +60,8 @@ class StepCall(ctypes.Structure):
         *((name, TensorArg) for name in ("query_factors", "key_factors")),
         *((name, _pointer) for name in ("out", "masked")),
         ("masked_stride", _integer),
+        ("key_rows", _pointer),
+        *((name, _integer) for name in ("key_rows_stride", "key_rows_step")),
     ]
 
 
@@ -79,17 +81,25 @@ def serves(inputs: AttentionInputs) -> bool:
     )
 
 
+def reads_key_rows(inputs: AttentionInputs) -> bool:
+    """Return whether the kernel alone reads the keys of a step, so that they may lie in other rows."""
+    decays = any(term.decay is not None for term in inputs.terms)
+    return not decays and len(tables_for(inputs).products) <= 1
+
+
 def attend(inputs: AttentionInputs) -> Tensor:
     """Return the output (B, H, 1, Dv) of attention, for inputs for which `serves` is True."""
+    if inputs.key_rows is not None and not reads_key_rows(inputs):
+        inputs = inputs.gathered()
     tables, q, k, v, exact = tables_for(inputs), inputs.q, inputs.k, inputs.v, inputs.exact
-    (batch, heads, src_len, dim), value_dim = k.shape, v.size(-1)
+    (stored, heads, src_len, dim), value_dim, batch = k.shape, v.size(-1), q.size(0)
     rotated = inputs.rotated
     content_dim = inputs.content_k.size(-1) if rotated else dim
     kind = ("native", heads, dim, content_dim, value_dim, rotated)
     plan = tables.once(kind, lambda: StepPlan(tables, *kind[1:]))
     placed: list[Tensor] = []  # the kernel has only addresses: these tensors must outlive the call
 
-    def place(x: Tensor, rows: int, width: int) -> tuple[int, int, int, int]:
+    def place(x: Tensor, rows: int, width: int, batch: int = batch) -> tuple[int, int, int, int]:
         """Return the fields of a `TensorArg` for a tensor that broadcasts to (B, H, rows, width)."""
         if x.dtype != exact or not x.is_cpu:
             check_device((("a table of positions", x),))
@@ -105,16 +115,20 @@ def attend(inputs: AttentionInputs) -> Tensor:
     call = StepCall(tables=plan.address, batch=batch, heads=heads, src_len=src_len, out=out.data_ptr())
     call.threads = _threads(batch * heads * src_len * (dim + value_dim))
     call.q = call.content_q = place(q, 1, dim)
-    call.k = call.content_k = place(k, src_len, dim)
-    call.v = place(v, src_len, value_dim)
+    call.k = call.content_k = place(k, src_len, dim, stored)
+    call.v = place(v, src_len, value_dim, stored)
+    if inputs.key_rows is not None:
+        placed.append(inputs.key_rows)
+        call.key_rows, (call.key_rows_stride, step) = inputs.key_rows.data_ptr(), inputs.key_rows.stride()
+        call.key_rows_step = step if inputs.key_rows.size(1) > 1 else 0
     if rotated:
         call.content_q = place(inputs.content_q, 1, content_dim)
-        call.content_k = place(inputs.content_k, src_len, content_dim)
+        call.content_k = place(inputs.content_k, src_len, content_dim, stored)
     if plan.product is not None:
         clipped = inputs.clipped_key_products
         if clipped is None:
             clipped = form_clipped_key_products((plan.product.term,), inputs.k)
-        call.clipped_key_products = place(clipped.mT, 1, src_len)
+        call.clipped_key_products = place(clipped.mT, 1, src_len, stored)
     elif tables.products:
         call.multiplier = place(products_of(inputs, tables)[:, :, None], 1, src_len)
     if plan.factors is not None:
