@@ -121,7 +121,7 @@ class RelPosDecoder(TransformerDecoderBase):
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
     ) -> tuple[Tensor, dict[str, list]]:
-        """Return features (B, T, E) of tokens (B, T), as fairseq does; in decoding, of the last token only."""
+        """Return features (B, T, E) of tokens (B, T), as fairseq does; in decoding, of those that are not cached."""
         if alignment_layer is None:
             alignment_layer = self.num_layers - 1
         enc, enc_padding, sources = _encoder_parts(encoder_out)
@@ -169,13 +169,15 @@ class RelPosDecoder(TransformerDecoderBase):
                 regrouped = layer.encoder_attn.reorder(incremental_state, new_order, regrouped)
 
     def _place(self, tokens: Tensor, incremental_state: dict | None) -> tuple[Tensor | None, PositionContext]:
-        """Evaluate the positions of all tokens; queries are all tokens, or in incremental decoding the last."""
+        """Evaluate the positions of all tokens; queries are all tokens, or in incremental decoding those not cached."""
         ids = (self.padding_idx, self.eos_idx)
         if incremental_state is None:
             return self.positions.of(tokens, *ids)
         kept = self.get_incremental_state(incremental_state, "positions") or DecodingTerms()
         self.set_incremental_state(incremental_state, "positions", kept)
-        return self.positions.of(tokens, *ids, query_start=tokens.size(1) - 1, decoding=kept)
+        cache = self.layers[0].self_attn._get_input_buffer(incremental_state)
+        done = 0 if cache is None else min(cache.length, tokens.size(1) - 1)
+        return self.positions.of(tokens, *ids, query_start=done, decoding=kept)
 
     def embed(self, tokens: Tensor, added: Tensor | None) -> Tensor:
         """Return the input of the first layer: (B, T, E)."""

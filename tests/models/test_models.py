@@ -16,7 +16,7 @@ from relpos_fairseq.models import relpos_transformer
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.schemes import scheme_names
+from relpos_fairseq.schemes import REGISTER, scheme_names
 
 HYBRIDS = ("learned+m4m", "sinusoidal+shaw", "rope+m4", "m2+m4m+shaw", "rope+t5/t5+shaw")
 SCHEMES = (*ENCODERS, *HYBRIDS)
@@ -275,17 +275,32 @@ def test_padding_needs_no_row_of_a_table(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["none", "m4", "shaw", "rope", "tupe"])
 def test_a_state_of_other_tokens_is_refused(scheme: str) -> None:
-    """A prompt on an empty state, or a used state for a new batch, is one clear error."""
+    """A used state for a new batch is one clear error."""
     model = small_model(position_scheme=scheme)
     source, target = batch()
     encoder_out = model.encoder(source, None)
-    with pytest.raises(ValueError, match="incremental_state holds 1 .* prev_output_tokens has 7"):
-        model.decoder(target, encoder_out=encoder_out, incremental_state={})
     state: dict = {}
     for step in range(1, 4):
         model.decoder(target[:, :step], encoder_out=encoder_out, incremental_state=state)
     with pytest.raises(ValueError, match="incremental_state holds 4 .* has 1: .*fresh state"):
         model.decoder(target[:, :1], encoder_out=encoder_out, incremental_state=state)
+
+
+@pytest.mark.parametrize("scheme", scheme_names())
+def test_a_prompt_is_read_at_once(scheme: str) -> None:
+    """Several tokens that the cache lacks, first and later, give what all tokens give, with padding on the left too."""
+    one_way = REGISTER[scheme].causal_only
+    sides = {"position_scheme": "none", "decoder_position_scheme": scheme} if one_way else {"position_scheme": scheme}
+    model = randomized(small_model(**sides)).double().eval()
+    source, target = batch()
+    target[:, 0] = 2
+    encoder_out = model.encoder(source, None)
+    state: dict = {}
+    with torch.no_grad():
+        whole = model.decoder(target, encoder_out)[0]
+        for start, stop in ((0, 3), (3, 4), (4, 6), (6, 7)):
+            new = model.decoder(target[:, :stop], encoder_out, state)[0]
+            torch.testing.assert_close(new, whole[:, start:stop], rtol=0, atol=1e-9)
 
 
 def test_registered_models_can_be_pickled(tmp_path) -> None:

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,21 +128,14 @@ class Continuation:
         return self.segment - self.tokens.size(1)
 
     def _step(self, new: Tensor) -> Tensor:
-        done = self.tokens.size(1)
         self.tokens = torch.cat([self.tokens, new], dim=1)
-        if self.recurrent:
-            features = self._features(self.tokens, memory=self.memory)
-        else:  # the cache of a decoder without memory takes one token at a time
-            for end in range(done + 1, self.tokens.size(1) + 1):
-                features = self._features(self.tokens[:, :end])
+        memory = {"memory": self.memory} if self.recurrent else {}
+        features = self.decoder.extract_features(self.tokens, None, incremental_state=self.state, **memory)[0]
         output = self.decoder.output_layer(features[:, -1:])
         scores = self.decoder.get_normalized_probs((output, None), True, None)[:, -1].float()
         for never in (self.words.pad(), self.words.bos()):  # symbols that no text has
             scores[:, never] = -torch.inf
         return scores
-
-    def _features(self, tokens: Tensor, **memory: Any) -> Tensor:
-        return self.decoder.extract_features(tokens, None, incremental_state=self.state, **memory)[0]
 
 
 def open_model(path: Path, data: Path | None, cpu: bool, quantization: str | None = None) -> Trained:
