@@ -107,7 +107,7 @@ class Folder:
 
     path: Path
     family: Family
-    config: dict[str, Any]
+    config: Recorded
     head: Head | None
     state: State
     kept: dict[str, Tensor]

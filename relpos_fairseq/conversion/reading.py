@@ -13,7 +13,7 @@ from relpos_fairseq.conversion.exported import (
 )
 from relpos_fairseq.conversion.huggingface_import import read_huggingface
 from relpos_fairseq.conversion.marian import MARIAN, read_marian
-from relpos_fairseq.conversion.opennmt import is_opennmt, read_opennmt
+from relpos_fairseq.conversion.opennmt import read_opennmt
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.source import EncoderSource, Source
 from relpos_fairseq.conversion.transformer_xl_original import is_original_xl, read_original_xl
@@ -60,7 +60,7 @@ def read_encoder(path: Path) -> EncoderSource:
 def _read(path: Path, length: int | None) -> Source:
     if not path.is_dir():
         checkpoint = read_file(path)
-        opennmt = is_opennmt(checkpoint)
+        opennmt = {"vocab", "opt"} <= checkpoint.keys()
         return read_opennmt(path, checkpoint, length) if opennmt else from_checkpoint(checkpoint, path)
     config = read_json(path / "config.json")
     kind = config.get("model_type")

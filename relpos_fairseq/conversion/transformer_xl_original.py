@@ -30,8 +30,8 @@ from torch.nn.functional import pad
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.names import TRANSFORMER_XL, matching
-from relpos_fairseq.conversion.report import ConversionError, NotComparedError, PairProbe
-from relpos_fairseq.conversion.source import GeneratingSource
+from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.source import GeneratingSource, never_run
 from relpos_fairseq.conversion.vocabulary import NEVER, Vocabulary, order_words, take_rows
 from relpos_fairseq.conversion.weight_files import UnknownObject, safe_unpickle, tensors_of
 from relpos_fairseq.conversion.writer import GeneratingModel
@@ -163,7 +163,9 @@ def read_original_xl(path: Path, data: Path | None) -> GeneratingSource:
             task={"tokens_per_sample": values["tokens_per_sample"]},
             criterion={"_name": loss, "sentence_avg": False},
         ),
-        logits=_run,
+        logits=never_run(
+            "relpos runs no code of Transformer-XL's original repository; evaluate the result on its data"
+        ),
         texts={"dict.txt": vocabulary.dictionary()},
         notes=original.notes,
         ledger=_ledger(original),
@@ -196,17 +198,6 @@ def _ledger(original: OriginalXL) -> Ledger:
             ledger.mark("tensors", NEUTRAL, [name], _BUFFERS[template])
     ledger.mark("tensors", USED, original.state.read)
     return ledger
-
-
-def _run(pair: PairProbe) -> Tensor:
-    """Decline to run the original code, which relpos never executes.
-
-    Raises:
-        NotComparedError: always.
-    """
-    raise NotComparedError(
-        "relpos runs no code of Transformer-XL's original repository; evaluate the result on its data"
-    )
 
 
 def _read_model(path: Path) -> OriginalXL:
