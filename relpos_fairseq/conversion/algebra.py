@@ -46,19 +46,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.conversion import reshaping
-from relpos_fairseq.conversion.layouts import (
-    ENCODER,
-    Params,
-    Place,
-    State,
-    Tables,
-    count_layers,
-    join,
-    places,
-    places_of,
-    split,
-)
+from relpos_fairseq.conversion import layouts, reshaping
+from relpos_fairseq.conversion.layouts import ENCODER, Params, Place, State, Tables, places, places_of
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
 from relpos_fairseq.conversion.reshaping import merge_layers, resize, spread_heads
 from relpos_fairseq.placement import PositionPlan
@@ -104,16 +93,12 @@ def match_members(sources: list[Place], targets: list[Place]) -> dict[str, str]:
     """
     names = [place.name for place in sources]
     taken = {place.name: place.name for place in targets if place.name in names}
-    for place in sorted(targets, key=_row):
+    by_row = sorted(targets, key=lambda place: card.row if (card := getattr(place.scheme, "info", None)) else 0)
+    for place in by_row:
         for source in place.scheme.convert_from:
             if source in names and source not in taken.values() and place.name not in taken:
                 taken[place.name] = source
     return taken
-
-
-def _row(place: Place) -> int:
-    card = getattr(place.scheme, "info", None)
-    return 0 if card is None else card.row
 
 
 def fit_to_target(params: Params, source: ConversionSource) -> Params:
@@ -192,9 +177,9 @@ def convert(
     if start not in STARTS:
         raise ValueError(f"tables start at one of {', '.join(STARTS)}, got {start}")
     report = ConversionReport(source.describe(), target.describe())
-    content, tables = split(state, source)
+    content, tables = layouts.split(state, source)
     content, tables = reshaping.fold(content, tables, source, target, report)
-    work = _Work(source, target, tables, report, start, fill, count_layers(content))
+    work = _Work(source, target, tables, report, start, fill, layouts.count_layers(content))
     made, fresh = work.members()
     work.report_unused()
     if report.losses and not allow_loss:
@@ -208,27 +193,25 @@ def convert(
     dtype = next(value.dtype for value in content.values() if value.is_floating_point())
     for params in itertools.chain(*made.values()):
         params.update({name: value.to(dtype) for name, value in params.items()})
-    return Conversion(join(content, made, target) | work.versions(state), report)
+    return Conversion(layouts.join(content, made, target) | work.versions(state), report)
 
 
+@dataclass
 class _Work:
     """The work of one conversion: make the tables of the target from those of the source."""
 
-    def __init__(
-        self,
-        source: PositionPlan,
-        target: PositionPlan,
-        tables: Tables,
-        report: ConversionReport,
-        start: str,
-        fill: str | None,
-        layers: int,
-    ) -> None:
-        self.source, self.target, self.tables = source, target, tables
-        self.report, self.start, self.fill, self.layers = report, start, fill, layers
-        self.old = {place.name: place for place in places(source)}
-        self.new = places(target)
-        self.taken = [match_members(places_of(source, layer), places_of(target, layer)) for layer in range(layers)]
+    source: PositionPlan
+    target: PositionPlan
+    tables: Tables
+    report: ConversionReport
+    start: str
+    fill: str | None
+    layers: int
+
+    def __post_init__(self) -> None:
+        self.old = {place.name: place for place in places(self.source)}
+        pairs = ([places_of(plan, layer) for plan in (self.source, self.target)] for layer in range(self.layers))
+        self.taken = [match_members(*pair) for pair in pairs]
 
     def members(self) -> tuple[Tables, list[tuple[int, PositionScheme]]]:
         """Make the tables of every member of the target.
@@ -238,7 +221,7 @@ class _Work:
         """
         made: Tables = {}
         fresh = []
-        for place in self.new:
+        for place in places(self.target):
             rows = []
             for layer in range(1 if place.on_input else self.layers):
                 if place.index(layer) is None:

@@ -77,8 +77,9 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
 
 
 # Keys and files of an exported folder that repeat what others say.
-_REPEATED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "label2id", "is_encoder_decoder")
-_REPEATED += ("decoder_start_token_id",)
+_REPEATED = (
+    "hidden_size num_hidden_layers num_attention_heads vocab_size label2id is_encoder_decoder decoder_start_token_id"
+).split()
 _MADE = re.compile(r"relpos_\w+\.py|relpos_text\.json|[^/]*token[^/]*\.json|[^/]*\.model|vocab\.(json|txt)|merges\.txt")
 
 
@@ -105,15 +106,24 @@ def _exported_state(weights: State, folder: Path) -> State:
     Raises:
         ConversionError: tensors of another model.
     """
-    unknown = sorted(name for name in weights if not name.startswith(ROBERTA_PREFIX))
-    if unknown or ROBERTA_PREFIX + EMBEDDING not in weights:
-        raise ConversionError(
-            f"{folder}: {unknown[0] if unknown else ROBERTA_PREFIX + EMBEDDING} is "
-            f"{'no tensor' if unknown else 'missing'} of a {ROBERTA_TYPE}: copy the whole folder again"
-        )
+    unknown = [name for name in weights if not name.startswith(ROBERTA_PREFIX)]
+    missing = [name for name in (ROBERTA_PREFIX + EMBEDDING,) if name not in weights]
+    _check_names(folder, unknown, missing, ROBERTA_TYPE)
     state = {name.removeprefix(ROBERTA_PREFIX): value for name, value in weights.items()}
     state.setdefault(TIED, state[EMBEDDING])
     return state
+
+
+def _check_names(folder: Path, unknown: list[str], missing: list[str], kind: str) -> None:
+    """Raise an error that names the first of a folder's unknown or missing tensors.
+
+    Raises:
+        ConversionError: there is one.
+    """
+    if names := sorted(unknown) or sorted(missing):
+        raise ConversionError(
+            f"{folder}: {names[0]} is {'no tensor' if unknown else 'missing'} of a {kind}: copy the whole folder again"
+        )
 
 
 def _exported_task(config: dict[str, Any], state: State, folder: Path) -> dict[str, Any]:
@@ -158,23 +168,17 @@ def read_exported_generating(folder: Path, config: dict[str, Any]) -> Generating
     weights = read_weights(folder)
     model = build_generating(kind, values, rows)
     own, shared = model.state_dict(), shared_names(model)
-    unknown = sorted(n for n in weights if n.removeprefix(GENERATING_PREFIX) not in own or GENERATING_PREFIX not in n)
+    unknown = [n for n in weights if n.removeprefix(GENERATING_PREFIX) not in own or GENERATING_PREFIX not in n]
     state = {name.removeprefix(GENERATING_PREFIX): value for name, value in weights.items()}
     for name, source in shared.items():
         known = state.get(name, state.get(source))
         if known is not None:
             state[name] = state[source] = known
-    missing = sorted(name for name in own if name not in state and not name.endswith("version"))
-    if unknown or missing:
-        raise ConversionError(
-            f"{folder}: {unknown[0] if unknown else GENERATING_PREFIX + missing[0]} is "
-            f"{'no tensor' if unknown else 'missing'} of a {config['model_type']}: copy the whole "
-            f"folder again"
-        )
+    missing = [GENERATING_PREFIX + name for name in own if name not in state and not name.endswith("version")]
+    _check_names(folder, unknown, missing, config["model_type"])
     state |= {name: value for name, value in own.items() if name.endswith("version")}
     text = folder / TEXT_FOLDER
-    found = (path for path in sorted(text.rglob("*")) if path.is_file())
-    files = {path.relative_to(folder).as_posix(): path for path in found}
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(text.rglob("*")) if path.is_file()}
     check_rows(files, rows)
     return GeneratingSource(
         kind="transformers, exported by relpos",

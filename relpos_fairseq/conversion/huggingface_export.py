@@ -29,7 +29,7 @@ from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.names import NEXT_SENTENCE, Names, matching
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError, Outputs, Probe
 from relpos_fairseq.conversion.source import EncoderSource, plan_of, separators_of
-from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint
+from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint, symbols_of
 from relpos_fairseq.conversion.weight_files import import_safetensors
 from relpos_fairseq.heads import (
     CHOICES,
@@ -49,7 +49,7 @@ from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class
 from relpos_fairseq.text import MASK, SPECIAL
 from relpos_fairseq.text.assets import Text, TokenizerText
-from relpos_fairseq.text.dictionary import BOS, EOS, UNKNOWN, read_dictionary
+from relpos_fairseq.text.dictionary import BOS, EOS, UNKNOWN
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.folders import SETTINGS
 from relpos_fairseq.text.transformers_files import tried_ids
@@ -401,9 +401,3 @@ def _with_head(source: EncoderSource, head: Head, chosen: str | None) -> Callabl
         return found | {head.kind: found[kind].view(1, -1)} if head is CHOICES else found
 
     return run
-
-
-def symbols_of(files: list[Path]) -> list[str]:
-    """Return the symbols of our rows from the dictionary among a checkpoint's files; none without one."""
-    path = next((path for path in files if path.name == DICTIONARY), None)
-    return [*SPECIAL, *read_dictionary(path), MASK] if path else []

@@ -17,10 +17,9 @@ from relpos_fairseq.conversion.opennmt import read_opennmt
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.source import EncoderSource, Source
 from relpos_fairseq.conversion.transformer_xl_original import is_original_xl, read_original_xl
+from relpos_fairseq.conversion.vocabulary import symbols_of
 from relpos_fairseq.conversion.weight_files import read_json
 from relpos_fairseq.text.assets import asset_files_of, find_assets, label_names, text_folders
-from relpos_fairseq.text.dictionary import FILE as DICTIONARY
-from relpos_fairseq.text.dictionary import SPECIAL, read_dictionary
 
 
 def read(path: Path, data: Path | None = None, length: int | None = None) -> Source:
@@ -93,8 +92,7 @@ def _with_text(source: EncoderSource, data: Path | None) -> EncoderSource:
         source.files = asset_files_of(data)
         if not source.files:
             raise ConversionError(f"--data {data} holds neither dict.txt nor a tokenizer")
-        dictionary = next((path for path in source.files if path.name == DICTIONARY), None)
-        rows = len(SPECIAL) + len(read_dictionary(dictionary)) + 1 if dictionary else source.rows
+        rows = len(symbols_of(source.files)) or source.rows
         if rows != source.rows:
             raise ConversionError(f"--data {data}: its dict.txt makes {rows} rows, and the model has {source.rows}")
     elif source.path.is_file() and text_folders(source.path.parent):

@@ -69,6 +69,12 @@ class Vocabulary:
         return "".join(f"{symbol} 1\n" for symbol in self.symbols)
 
 
+def symbols_of(files: list[Path]) -> list[str]:
+    """Return the symbols of our rows from the dictionary among a checkpoint's files; none without one."""
+    path = next((path for path in files if path.name == DICTIONARY), None)
+    return [*SPECIAL, *read_dictionary(path), MASK] if path else []
+
+
 def order_words(
     symbols: list[str], special: dict[str, str | None], where: str, cut_at_spaces: bool = False
 ) -> Vocabulary:
