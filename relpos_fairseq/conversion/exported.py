@@ -17,14 +17,8 @@ from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource
 from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
 from relpos_fairseq.conversion.writer import GeneratingModel, check_rows
 from relpos_fairseq.heads import CHOICES, HEAD, MASKED_LM, RANKING, SPAN_HEAD, head_of, problem_named
-from relpos_fairseq.models.building import (
-    EMBEDDING,
-    GENERATING_KINDS,
-    build_generating,
-    build_roberta,
-    run_generating,
-    shared_names,
-)
+from relpos_fairseq.models import building
+from relpos_fairseq.models.building import EMBEDDING
 from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.text.assets import asset_files_of
 
@@ -40,7 +34,7 @@ GENERATING_TYPES = {
 }
 GENERATING_PREFIX = "model."
 TEXT_FOLDER = "text"
-CONFIGS = {name: GENERATING_KINDS[kind][2] for name, kind in GENERATING_TYPES.items()} | {
+CONFIGS = {name: building.GENERATING_KINDS[kind][2] for name, kind in GENERATING_TYPES.items()} | {
     ROBERTA_TYPE: RelPosRobertaConfig
 }
 
@@ -67,7 +61,7 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
         head=(head_of(config, str(folder)) or MASKED_LM).suffix,
         named={key: config[key] for key in ("id2label", "label2id") if config.get(key)},
         library="relpos_roberta",
-        outputs=lambda tokens, segments: outputs_of(build_roberta(values, state), tokens, segments),
+        outputs=lambda tokens, segments: outputs_of(building.build_roberta(values, state), tokens, segments),
     )
     if not source.files:
         source.notes.append(f"no {text}: the result has no dictionary and no tokenizer")
@@ -166,8 +160,8 @@ def read_exported_generating(folder: Path, config: dict[str, Any]) -> Generating
     kind, values = GENERATING_TYPES[config["model_type"]], config["values"]
     rows = (config.get("source_rows") or config["vocab_size"], config["vocab_size"])
     weights = read_weights(folder)
-    model = build_generating(kind, values, rows)
-    own, shared = model.state_dict(), shared_names(model)
+    model = building.build_generating(kind, values, rows)
+    own, shared = model.state_dict(), building.shared_names(model)
     unknown = [n for n in weights if n.removeprefix(GENERATING_PREFIX) not in own or GENERATING_PREFIX not in n]
     state = {name.removeprefix(GENERATING_PREFIX): value for name, value in weights.items()}
     for name, source in shared.items():
@@ -185,8 +179,8 @@ def read_exported_generating(folder: Path, config: dict[str, Any]) -> Generating
         path=folder,
         model=GeneratingModel(kind, values, rows, state, _generating_task(folder, config, kind), files),
         ledger=_ledger(folder, config, weights),
-        logits=lambda pair: run_generating(kind, values, rows, state, pair.source, pair.target),
-        library=f"the folder's own config under {GENERATING_KINDS[kind][1]}",
+        logits=lambda pair: building.run_generating(kind, values, rows, state, pair.source, pair.target),
+        library=f"the folder's own config under {building.GENERATING_KINDS[kind][1]}",
         notes=[] if files else [f"no {text}: the result has no dictionary"],
     )
 

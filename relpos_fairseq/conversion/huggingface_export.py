@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from relpos_fairseq import heads
 from relpos_fairseq.config import OPTIONS
 from relpos_fairseq.conversion.algebra import convert
 from relpos_fairseq.conversion.closing_check import NotOpenedError, check_folder
@@ -28,22 +29,10 @@ from relpos_fairseq.conversion.in_transformers import run_in_transformers
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.names import NEXT_SENTENCE, Names, matching
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError, Outputs, Probe
-from relpos_fairseq.conversion.source import EncoderSource, plan_of, separators_of
-from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint, symbols_of
+from relpos_fairseq.conversion.source import EncoderSource, plan_of
+from relpos_fairseq.conversion.vocabulary import Vocabulary, symbols_of
 from relpos_fairseq.conversion.weight_files import import_safetensors
-from relpos_fairseq.heads import (
-    CHOICES,
-    CLASSIFIER,
-    MASKED_LM,
-    MODEL,
-    PRE_TRAINING,
-    SPANS,
-    TOKENS,
-    Head,
-    class_loss,
-    loss_of,
-    problem_of,
-)
+from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, PRE_TRAINING, SPANS, TOKENS, Head
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class
@@ -104,11 +93,10 @@ def _check(source: EncoderSource, family: Family) -> None:
         ConversionError: names the part.
     """
     values = source.values
-    theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
     refusals = (
         (values.get("encoder_normalize_before"), "layer norms before each block"),
         (values.get("no_layernorm_embedding"), "no layer norm of the embeddings"),
-        (values["activation_fn"] not in theirs, f"activation {values['activation_fn']}"),
+        (values["activation_fn"] not in ACTIVATIONS.values(), f"activation {values['activation_fn']}"),
         (
             family.name != "bert" and values["activation_fn"] != "gelu",
             f"activation {values['activation_fn']} in RoBERTa's LM head (--to hf-bert can)",
@@ -263,16 +251,6 @@ def save_hf(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) ->
     (folder / "config.json").write_text(text, encoding="utf-8")
 
 
-def export_order(source: EncoderSource) -> Vocabulary:
-    """Return the order that the embedding's rows get in the Hugging Face model of a relpos_roberta.
-
-    A model that was converted to relpos_roberta gets back the order that it had before; for others see
-    `of_checkpoint`.
-    """
-    segments, longest = source.plan.segment_encoding == "input", int(source.values["max_positions"])
-    return of_checkpoint(source.files, source.rows, source.source_rows, separators_of(source.task), segments, longest)
-
-
 def outputs_of_folder(
     folder: Path, kind: Head, weights: dict[str, Tensor], source: EncoderSource, vocabulary: Vocabulary, probe: Probe
 ) -> tuple[Outputs, Outputs]:
@@ -346,7 +324,7 @@ def check_written(
     told = source.named.get("id2label") or config.get("id2label", {})
     names = [name for _, name in sorted((int(n), name) for n, name in told.items())]
     names = names if head in (CLASSIFIER, TOKENS) else None
-    problem = problem_of(config.get("problem_type"), len(names or ()))
+    problem = heads.problem_of(config.get("problem_type"), len(names or ()))
     number_of = {symbol: n for symbol, n in zip(symbols_of(source.files), numbers, strict=False) if n >= 0}
     place = next((path.parent for path in source.files if path.name != DICTIONARY), None)
     text = own if trust else TokenizerText(place) if place and (folder / SETTINGS).is_file() else None
@@ -366,11 +344,11 @@ def check_written(
             return cross_entropy(ours["logits"][..., known].flatten(0, 1), labels["labels"].flatten())
         found = ours[head.kind]
         if head in (TOKENS, CHOICES):
-            return class_loss(found, labels["labels"])
+            return heads.class_loss(found, labels["labels"])
         if head is SPANS:
             parts = zip(found.unbind(-1), (labels["start_positions"], labels["end_positions"]), strict=True)
             return sum(cross_entropy(logits, places) for logits, places in parts) / 2
-        return loss_of(problem, found, labels["labels"])
+        return heads.loss_of(problem, found, labels["labels"])
 
     try:
         return check_folder(

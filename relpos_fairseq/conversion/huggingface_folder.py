@@ -144,7 +144,10 @@ def read_folder(path: Path) -> Folder:
     """
     keys = read_json(path / "config.json")
     config = Recorded(keys)
-    family = _family(config, path)
+    kind = config.get("model_type")
+    if kind not in FAMILIES:
+        raise ConversionError(f"{path}/config.json says model_type {kind!r}: only {', '.join(FAMILIES)} are converted")
+    family = FAMILIES[kind]
     head = head_of(config, str(path))
     if family.name.startswith(DISENTANGLED):
         hf_deberta.read_config(config)
@@ -171,21 +174,9 @@ def kind_of(config: dict[str, Any]) -> str:
     return config.get("position_embedding_type") or "absolute"
 
 
-def _family(config: dict[str, Any], path: Path) -> Family:
-    kind = config.get("model_type")
-    if kind not in FAMILIES:
-        raise ConversionError(f"{path}/config.json says model_type {kind!r}: only {', '.join(FAMILIES)} are converted")
-    return FAMILIES[kind]
-
-
 _NEEDED = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("max_position_embeddings", "type_vocab_size"),
 )
 
 

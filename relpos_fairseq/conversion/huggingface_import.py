@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relpos_fairseq import heads
 from relpos_fairseq.conversion import hf_deberta
 from relpos_fairseq.conversion.huggingface_folder import ACTIVATIONS, KINDS, Folder, read_folder
 from relpos_fairseq.conversion.in_transformers import run_in_transformers, transformers_release
@@ -26,19 +27,7 @@ from relpos_fairseq.conversion.layouts import ENCODER, VERSION, State, encode_te
 from relpos_fairseq.conversion.ledger import KEPT, USED
 from relpos_fairseq.conversion.report import PADDING, Outputs
 from relpos_fairseq.conversion.source import DEFAULTS, EncoderSource
-from relpos_fairseq.heads import (
-    CHOICES,
-    CLASSIFIER,
-    HEAD,
-    MASKED_LM,
-    MODEL,
-    RANKING,
-    REGRESSION,
-    SPAN_HEAD,
-    SPANS,
-    TOKEN_HEAD,
-    TOKENS,
-)
+from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
 from relpos_fairseq.schemes import scheme_class
 
 EMBEDDING, LM_WEIGHT, LM_BIAS = f"{ENCODER}.embed_tokens.weight", "encoder.lm_head.weight", "encoder.lm_head.bias"
@@ -47,9 +36,9 @@ NAMED = ("id2label", "label2id", "type_vocab_size")
 # What tells that a head is there, by the kind of its output.
 SHOWN_BY = {
     MASKED_LM.kind: "encoder.lm_head.dense.weight",
-    CLASSIFIER.kind: f"classification_heads.{HEAD}.out_proj.weight",
-    SPANS.kind: f"span_heads.{SPAN_HEAD}.out_proj.weight",
-    TOKENS.kind: f"token_heads.{TOKEN_HEAD}.out_proj.weight",
+    CLASSIFIER.kind: f"classification_heads.{heads.HEAD}.out_proj.weight",
+    SPANS.kind: f"span_heads.{heads.SPAN_HEAD}.out_proj.weight",
+    TOKENS.kind: f"token_heads.{heads.TOKEN_HEAD}.out_proj.weight",
 }
 SHOWN_BY[CHOICES.kind] = SHOWN_BY[CLASSIFIER.kind]
 
@@ -146,16 +135,16 @@ def _task(folder: Folder, classes: int) -> dict[str, Any]:
     bert, ranks = not folder.family.padded, folder.head is CHOICES
     if bert:
         folder.notes.append(
-            f"pairs have BERT's one </s> between them: {RANKING if ranks else 'sentence_prediction'} without "
+            f"pairs have BERT's one </s> between them: {heads.RANKING if ranks else 'sentence_prediction'} without "
             "--separator-token; with --separator-token 2, RoBERTa's two, inputs would differ"
         )
     pairs = {"init_token": 0, "separator_token": None if bert else 2}
     if ranks:
-        return pairs | {"_name": RANKING, "ranking_head_name": HEAD}
+        return pairs | {"_name": heads.RANKING, "ranking_head_name": heads.HEAD}
     return pairs | {
         "_name": "sentence_prediction",
-        "classification_head_name": HEAD,
-        "regression_target": classes == 1 or folder.config.get("problem_type") == REGRESSION,
+        "classification_head_name": heads.HEAD,
+        "regression_target": classes == 1 or folder.config.get("problem_type") == heads.REGRESSION,
     }
 
 

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from relpos_fairseq.conversion import exported
 from relpos_fairseq.conversion.checkpoints import from_checkpoint, read_file
-from relpos_fairseq.conversion.exported import (
-    GENERATING_TYPES,
-    ROBERTA_TYPE,
-    read_exported_generating,
-    read_exported_roberta,
-)
 from relpos_fairseq.conversion.huggingface_import import read_huggingface
 from relpos_fairseq.conversion.marian import MARIAN, read_marian
 from relpos_fairseq.conversion.opennmt import read_opennmt
@@ -65,9 +60,9 @@ def _read(path: Path, length: int | None) -> Source:
     kind = config.get("model_type")
     if kind == MARIAN:
         return read_marian(path, config, length)
-    if kind in GENERATING_TYPES:
-        return read_exported_generating(path, config)
-    return read_exported_roberta(path, config) if kind == ROBERTA_TYPE else read_huggingface(path)
+    if kind in exported.GENERATING_TYPES:
+        return exported.read_exported_generating(path, config)
+    return exported.read_exported_roberta(path, config) if kind == exported.ROBERTA_TYPE else read_huggingface(path)
 
 
 def _model_in(path: Path) -> Path:

@@ -119,13 +119,6 @@ def embeddings(state: dict[str, Tensor]) -> list[Tensor]:
     return [state[name] for name in names if name in state]
 
 
-def projections(original: OriginalXL, layer: int) -> list[Tensor]:
-    """Return the weights (width, width) of a layer's queries, keys and values."""
-    names = ("q_net", "kv_net") if original.absolute else ("qkv_net",)
-    weights = [original.state[f"layers.{layer}.dec_attn.{name}.weight"] for name in names]
-    return list(torch.cat(weights).chunk(3))
-
-
 def is_original_xl(path: Path) -> bool:
     """Tell whether a file's pickle names the original model's tensors; nothing is unpickled."""
     if not path.is_file():
@@ -267,25 +260,10 @@ def _check(original: OriginalXL) -> None:
     path, state = original.path, original.state
     if not embeddings(state) or "crit.out_layers.0.bias" not in state:
         raise KeyError("its embedding or crit.out_layers")
-    if original.absolute:
-        _check_absolute(original)
-    width, inner = state["layers.0.dec_attn.o_net.weight"].shape
-    if width != inner:
-        raise ConversionError(
-            f"{path}: {original.heads} heads of {inner // original.heads} are {inner} channels, "
-            f"and the model has {width}: ours divides the width among the heads"
-        )
-
-
-def _check_absolute(original: OriginalXL) -> None:
-    """Raise an error if our schemes cannot express the model's absolute positions.
-
-    Raises:
-        ConversionError: names the file and why.
-    """
-    if not original.segment:
+    refused = ""
+    if original.absolute and not original.segment:
         refused = f"does not say its segment and memory, which its positions need: {_WHOLE}"
-    elif original.pre_norm:
+    elif original.absolute and original.pre_norm:
         refused = (
             "has pre_lnorm, under which its queries, unlike its keys and values, read the layer's "
             "input without layer norm: give a model without"
@@ -295,9 +273,14 @@ def _check_absolute(original: OriginalXL) -> None:
             f"clamps positions at {original.clamp_len}, short of its segment and memory of "
             f"{original.reach}: give a model without clamp_len"
         )
-    else:
-        return
-    raise ConversionError(f"{original.path} has attn_type {original.attn_type} and {refused}")
+    if refused:
+        raise ConversionError(f"{path} has attn_type {original.attn_type} and {refused}")
+    width, inner = state["layers.0.dec_attn.o_net.weight"].shape
+    if width != inner:
+        raise ConversionError(
+            f"{path}: {original.heads} heads of {inner // original.heads} are {inner} channels, "
+            f"and the model has {width}: ours divides the width among the heads"
+        )
 
 
 CACHE, TEXT = "cache.pt", "vocab.txt"
@@ -409,9 +392,10 @@ def xl_state(original: OriginalXL, vocabulary: Vocabulary) -> State:
     if any(row >= original.bands[0][1] for row in vocabulary.rows[:4]):
         raise ConversionError(f"{original.path}: <eos> and <unk> must lie in the first band")
     found = {ours: original.state[name] for name in original.state if (ours := TRANSFORMER_XL.ours(name))}
+    names = ("q_net", "kv_net") if original.absolute else ("qkv_net",)
     for layer in range(original.layers):
         target = f"decoder.layers.{layer}."
-        parts = projections(original, layer)
+        parts = torch.cat([original.state[f"layers.{layer}.dec_attn.{name}.weight"] for name in names]).chunk(3)
         found |= {f"{target}self_attn.{name}_proj.weight": part for name, part in zip("qkv", parts, strict=True)}
         if original.absolute:
             continue
