@@ -30,9 +30,6 @@ and TUPE's U^Q are zero, not their other factor.  M4M, RoPE, xPos, PoPE, ALiBi, 
 (`never_neutral`) change the logits whatever their parameters; abs_scalar's P = 0 is neutral but a
 point from which it never moves.
 
-BERT's relative_key and relative_key_query are shaw_keys and m4 with the table read over i - j:
-`huggingface_import` flips it.
-
 Where the algebra does not nest, `fit_to_target` drops or adds parameters that the target's options drop or add, and a
 member that the target cannot express is dropped: `learned -> m4`, the papers' near drop-in, drops the absolute table.
 How far the logits move is measured afterwards (`report.compare`).
@@ -52,6 +49,8 @@ from relpos_fairseq.conversion.report import ConversionError, ConversionReport, 
 from relpos_fairseq.conversion.reshaping import merge_layers, resize, spread_heads
 from relpos_fairseq.placement import PositionPlan
 from relpos_fairseq.scheme import ConversionSource, PositionScheme
+
+STARTS = ("neutral", "own")
 
 
 def neutral_parameters(scheme: PositionScheme) -> Params | None:
@@ -135,9 +134,6 @@ def describe_dropped(name: str, layers: list[Params]) -> str:
     numbers = sum(value.numel() for value in tables)
     rms = (sum(float(v.double().square().sum()) for v in tables) / numbers) ** 0.5
     return f"{name} is dropped ({numbers:,} numbers of root mean square {rms:.3g})"
-
-
-STARTS = ("neutral", "own")
 
 
 @dataclass(frozen=True)
@@ -244,21 +240,14 @@ class _Work:
     def _converted(self, place: Place, new: PositionScheme, layer: int) -> Params:
         name = self.taken[layer][place.name]
         old = self.old[name].build(self.source, layer)
-        params = self._resized(old, self.tables[name][layer])
+        params, length = dict(self.tables[name][layer]), self.target.shape.max_positions
+        for part, table in old.tables.items():
+            if table.rows == "position":
+                params[part] = resize(params[part], length, self.fill, self.report, table.axis)
         if name != place.name:
             self.report.step(f"{name} as {place.name}")
         source = ConversionSource(params, old, new, self.report)
         return fit_to_target(apply_rule(source), source)
-
-    def _resized(self, scheme: PositionScheme, params: Params) -> Params:
-        """Return parameters with tables of absolute positions resized to the target's length."""
-        length = self.target.shape.max_positions
-        resized = {
-            name: resize(params[name], length, self.fill, self.report, table.axis)
-            for name, table in scheme.tables.items()
-            if table.rows == "position"
-        }
-        return params | resized
 
     def _started(self, scheme: PositionScheme) -> Params:
         values = neutral_parameters(scheme)

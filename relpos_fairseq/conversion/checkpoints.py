@@ -94,6 +94,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
         original, state = state, layouts.learned_from_fairseq(state)
         values["position_scheme"] = named_elsewhere("fairseq")["encoder_learned_pos"]
         values["max_positions"] = len(state[f"{ENCODER}.positions.shared.0.table"])
+    told = checkpoint.get("conversion") or {}
     source = EncoderSource(
         kind="relpos_roberta" if ours else "fairseq's roberta",
         path=path,
@@ -101,23 +102,18 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
         values=values,
         files=asset_files_of(path.parent),
         task=_task_options(checkpoint),
-        source_rows=(told := checkpoint.get("conversion") or {}).get("rows"),
-        labels=told.get("labels") or [],
+        library="relpos_roberta" if ours else "fairseq's RobertaModel",
+        source_rows=told.get("rows"),
         problem=told.get("problem_type"),
-        head=told.get("head", ""),
-        kept=told.get("kept", {}),
-        family=told.get("family", ""),
-        named=told.get("named", {}),
+        **{name: told[name] for name in ("labels", "head", "kept", "family", "named") if told.get(name)},
         kept_files=_kept_files(told.get("kept_files", []), path.parent),
     )
     check(source)
     source.ledger = _ledger(tensors, options, path, checkpoint.get("extra_state"))
     state.setdefault(layouts.VERSION, layouts.encode_text(source.plan.describe()))
     if ours:
-        source.library = "relpos_roberta"
         source.outputs = lambda tokens, segments: outputs_of(build_roberta(values, state), tokens, segments)
     else:
-        source.library = "fairseq's RobertaModel"
         source.outputs = lambda tokens, _: outputs_of(build_fairseq_roberta(values, original), tokens, None)
     return source
 
@@ -125,6 +121,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
 # Options of the model that change no output or that its tensors say, and those of fairseq's RobertaModel alone.
 _SILENT = ("_name", "max_positions", "load_checkpoint_heads")
 _SILENT += ("checkpoint_activations", "offload_activations", "min_params_to_wrap")
+_BUFFERS = ("._float_tensor", "sentence_encoder.version")
 _FAIRSEQS = ("spectral_norm_classification_head", "mha_heads_to_keep", "ffn_blocks_to_remove")
 
 
@@ -183,9 +180,6 @@ def _length(options: dict[str, Any], checkpoint: dict[str, Any], path: Path) -> 
     if not isinstance(length, int):
         raise ConversionError(f"{path} does not say how many positions it has (max_positions)")
     return length
-
-
-_BUFFERS = ("._float_tensor", "sentence_encoder.version")
 
 
 def _modern(state: State) -> State:

@@ -92,16 +92,13 @@ def open_folder(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
         ends = f" {tokenizer.mask_token}" if asked["pipeline"] == "fill-mask" else ""
         lengths = ((part + ends, len(tokenizer(part + ends)["input_ids"])) for part in (TEXTS[0][:-1], "a", ""))
         text = next(text for text, length in lengths if length <= longest)  # pipelines do not truncate
-        more = {
-            "fill-mask": {"top_k": 5},
-            "text-classification": {"top_k": None},
-            "token-classification": {"ignore_labels": []},
-        }.get(asked["pipeline"], {})
+        more = {"fill-mask": {"top_k": 5}, "text-classification": {"top_k": None}}
+        more["token-classification"] = {"ignore_labels": []}
         if asked["pipeline"] == "question-answering":
             stride = max(1, min(128, longest // 8))  # its own is too long for a short model
             found["piped"] = made(question=PAIR[0], context=PAIR[1], doc_stride=stride)["answer"]
         else:
-            found["piped"] = made(text, **more)
+            found["piped"] = made(text, **more.get(asked["pipeline"], {}))
             if asked["pipeline"] == "token-classification":
                 found["piped"] = [[one["index"], one["entity"], float(one["score"])] for one in found["piped"]]
             found["piped_ids"] = tokenizer(text)["input_ids"]

@@ -46,9 +46,12 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
         ConversionError: tensors of another model.
     """
     config = Recorded(config)
-    weights = read_weights(folder)
-    state, values = _exported_state(weights, folder), config["values"]
-    text = folder / TEXT_FOLDER
+    weights, text = read_weights(folder), folder / TEXT_FOLDER
+    unknown = [name for name in weights if not name.startswith(ROBERTA_PREFIX)]
+    missing = [name for name in (ROBERTA_PREFIX + EMBEDDING,) if name not in weights]
+    _check_names(folder, unknown, missing, ROBERTA_TYPE)
+    state, values = {name.removeprefix(ROBERTA_PREFIX): value for name, value in weights.items()}, config["values"]
+    state.setdefault(TIED, state[EMBEDDING])
     source = EncoderSource(
         kind=f"{ROBERTA_TYPE} of transformers",
         path=folder,
@@ -92,20 +95,6 @@ def _ledger(folder: Path, config: Recorded, weights: State) -> Ledger:
     ledger.mark("files", USED, [name for name in names if name.startswith(f"{TEXT_FOLDER}/")])
     ledger.mark("files", USED, ["config.json", *(file.name for file in weight_files(folder))])
     return ledger
-
-
-def _exported_state(weights: State, folder: Path) -> State:
-    """Return an exported RoBERTa's tensors under the names of relpos_roberta.
-
-    Raises:
-        ConversionError: tensors of another model.
-    """
-    unknown = [name for name in weights if not name.startswith(ROBERTA_PREFIX)]
-    missing = [name for name in (ROBERTA_PREFIX + EMBEDDING,) if name not in weights]
-    _check_names(folder, unknown, missing, ROBERTA_TYPE)
-    state = {name.removeprefix(ROBERTA_PREFIX): value for name, value in weights.items()}
-    state.setdefault(TIED, state[EMBEDDING])
-    return state
 
 
 def _check_names(folder: Path, unknown: list[str], missing: list[str], kind: str) -> None:

@@ -71,16 +71,13 @@ def to_hf(
     weights = {
         family.whole(names.theirs(ours)): value for ours, value in state.items() if not ours.endswith("version")
     } | kept
-    config = (
-        _config(source, family, vocabulary)
-        | source.named
-        | {
-            "architectures": [family.stem + kind.suffix],
-            "position_embedding_type": scheme.elsewhere["transformers"],
-            "max_position_embeddings": length,
-            "type_vocab_size": len(state["token_types"]),
-        }
-    )
+    config = _config(source, family, vocabulary) | source.named
+    config |= {
+        "architectures": [family.stem + kind.suffix],
+        "position_embedding_type": scheme.elsewhere["transformers"],
+        "max_position_embeddings": length,
+        "type_vocab_size": len(state["token_types"]),
+    }
     if kind in (CLASSIFIER, TOKENS):
         config |= _classes(source, kind, len(state[SHOWN_BY[kind.kind]]))
     return config, weights, report
@@ -282,16 +279,10 @@ def outputs_of_folder(
     if "logits" in after:
         before["logits"] = before["logits"][..., rows >= 0]
         after["logits"] = after["logits"][..., rows[rows >= 0]]
-    return before, _same_names(after, before)
-
-
-def _same_names(after: dict, before: dict) -> dict:
-    """Rename outputs in `after` to their longer names in `before`, where these also name the head."""
-    renamed = {}
-    for name, value in after.items():
-        longer = [other for other in before if other.startswith(f"{name} ")]
-        renamed[longer[0] if name not in before and longer else name] = value
-    return renamed
+    # Where there are several heads, our names of outputs also name the head.
+    longer = {name: [other for other in before if other.startswith(f"{name} ")] for name in after}
+    names = {name: name if name in before else [*longer[name], name][0] for name in after}
+    return before, {names[name]: value for name, value in after.items()}
 
 
 def check_written(

@@ -102,9 +102,13 @@ def convert_on_disk(job: Job, path: Path, out: Path, data: Path | None = None) -
         data: where the source's dictionary and tokenizer are; None: beside it.
 
     Raises:
-        ValueError: it cannot be converted so.
+        ValueError: it cannot be converted so, or the destination is the source, lies in it, or exists.
     """
-    check_destination(out, path)
+    there, here = out.resolve(), path.resolve()
+    if there == here or here in there.parents:
+        raise ConversionError(f"--out {out} is or lies in the source {path}: name another place")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConversionError(f"--out {out} exists: remove it, or name another place")
     if job.to in HUGGING_FACE and out.suffix == ".pt":
         raise ConversionError(f"--to {job.to} writes a folder: --out {out} must not end in .pt")
     with _quiet(), _named(path):
@@ -160,19 +164,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def check_destination(out: Path, source: Path) -> None:
-    """Raise an error if the destination exists, or if it is or lies in the source.
-
-    Raises:
-        ConversionError: the destination is the source, lies in it, or exists.
-    """
-    there, here = out.resolve(), source.resolve()
-    if there == here or here in there.parents:
-        raise ConversionError(f"--out {out} is or lies in the source {source}: name another place")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConversionError(f"--out {out} exists: remove it, or name another place")
 
 
 @dataclass

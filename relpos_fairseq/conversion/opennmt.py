@@ -163,8 +163,7 @@ def _ledger(path: Path, options: Recorded, weights: State) -> Ledger:
 
 def _add_text(model: ExternalModel, options: dict[str, Any]) -> None:
     """Add sentencepiece's models where the model was trained on its pieces and they are found, in place."""
-    used = options.get("transforms") or []
-    if "sentencepiece" in used:
+    if "sentencepiece" in (options.get("transforms") or []):
         for side, language in zip(("src", "tgt"), model.languages, strict=True):
             given = Path(str(options.get(f"{side}_subword_model") or ""))
             places = (given, model.path.parent / given.name)

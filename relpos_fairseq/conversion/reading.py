@@ -29,7 +29,7 @@ def read(path: Path, data: Path | None = None, length: int | None = None) -> Sou
         ConversionError: it is absent, truncated, or no model that is converted here, or `data` says nothing of it.
     """
     path = _model_in(path)
-    if path.is_file() and is_original_xl(path):
+    if is_original_xl(path):
         return read_original_xl(path, data)
     source = _read(path, length)
     if isinstance(source, EncoderSource) and source.vocabulary is None:

@@ -10,6 +10,12 @@ from torch import Tensor, nn
 
 from relpos_fairseq.io.errors import UserError
 
+PADDING, BOS, EOS, FIRST = 1, 0, 2, 4  # rows of fairseq's dictionary
+SHORTEST = 4  # tokens of a sentence pair's targets that are compared
+EXACT = 1e-4  # of a model's own values; rounding stays below, a wrong conversion does not
+Outputs = dict[str, Tensor]
+Log = Callable[[str], object]
+
 
 class ConversionError(UserError):
     """A source, an option or a file that cannot be converted; one line that says what to do."""
@@ -90,13 +96,6 @@ class ConversionReport:
         lines += [f"compared  with {self.compared}"] if self.compared else []
         lines.append(f"exact     {'no' if self.losses or self.dropped else 'yes'}")
         return lines
-
-
-PADDING, BOS, EOS, FIRST = 1, 0, 2, 4  # rows of fairseq's dictionary
-SHORTEST = 4  # tokens of a sentence pair's targets that are compared
-EXACT = 1e-4  # of a model's own values; rounding stays below, a wrong conversion does not
-Outputs = dict[str, Tensor]
-Log = Callable[[str], object]
 
 
 @dataclass(frozen=True)

@@ -99,11 +99,9 @@ def resize(table: Tensor, length: int, fill: str | None, report: ConversionRepor
         report.limit(f"inputs of up to {known} tokens")
         return table.index_select(axis, torch.arange(length, device=table.device) % known)
     report.lose(f"{known} absolute positions are stretched over {length}")
-    where = torch.arange(length, dtype=torch.float64, device=table.device)
-    where = where * (known - 1) / (length - 1)
+    where = torch.arange(length, dtype=torch.float64, device=table.device) * (known - 1) / (length - 1)
     below = where.floor().long().clamp(max=max(known - 2, 0))
-    share = (where - below).to(table.dtype)
-    share = share.view(-1, *[1] * (table.dim() - axis - 1))
+    share = (where - below).to(table.dtype).view(-1, *[1] * (table.dim() - axis - 1))
     above = (below + 1).clamp(max=known - 1)
     return torch.lerp(table.index_select(axis, below), table.index_select(axis, above), share)
 

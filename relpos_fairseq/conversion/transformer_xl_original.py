@@ -44,6 +44,8 @@ MARKS = (b"word_emb", b"emb_layers", b"dec_attn")  # names in a pickle of either
 HEAD = 1 << 22  # bytes that hold names; numbers follow them
 KIND = "segment_language_modeling"
 BUFFERS = ("version", "_float_tensor")
+CACHE, TEXT = "cache.pt", "vocab.txt"
+_WHOLE = "give the whole module, as its train.py saves it"
 
 
 @dataclass(frozen=True)
@@ -145,17 +147,12 @@ def read_original_xl(path: Path, data: Path | None) -> GeneratingSource:
     state = {name: part for name, part in model.state_dict().items() if name.endswith(BUFFERS)}
     load_tensors(model, state | xl_state(original, vocabulary), original.state["layers.0.dec_attn.o_net.weight"].dtype)
     loss = "adaptive_loss" if values.get("adaptive_input") else "cross_entropy"
+    about = {"task": {"tokens_per_sample": values["tokens_per_sample"]}}
+    about["criterion"] = {"_name": loss, "sentence_avg": False}
     return GeneratingSource(
         kind="released Transformer-XL",
         path=path,
-        model=GeneratingModel(
-            KIND,
-            values,
-            rows,
-            model.state_dict(),
-            task={"tokens_per_sample": values["tokens_per_sample"]},
-            criterion={"_name": loss, "sentence_avg": False},
-        ),
+        model=GeneratingModel(KIND, values, rows, model.state_dict(), **about),
         logits=never_run(
             "relpos runs no code of Transformer-XL's original repository; evaluate the result on its data"
         ),
@@ -248,9 +245,6 @@ def _of_state(path: Path, state: dict[str, Any]) -> OriginalXL:
     return OriginalXL(path, tensors, heads, kind, cutoffs, notes=[f"{note} ({_WHOLE})"])
 
 
-_WHOLE = "give the whole module, as its train.py saves it"
-
-
 def _check(original: OriginalXL) -> None:
     """Raise an error if the model has a part that cannot be converted.
 
@@ -283,9 +277,6 @@ def _check(original: OriginalXL) -> None:
         )
 
 
-CACHE, TEXT = "cache.pt", "vocab.txt"
-
-
 def read_vocabulary(folder: Path, types: int) -> Vocabulary:
     """Read the vocabulary from `cache.pt`, which the original code keeps beside its data, or from `vocab.txt`.
 
@@ -316,13 +307,9 @@ def read_vocabulary(folder: Path, types: int) -> Vocabulary:
     return order_words(symbols, special, str(path), cut_at_spaces=True)
 
 
-SEGMENT, MEMORY = 128, 0  # where a state_dict does not say
-
-
 def xl_values(original: OriginalXL, vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the values of RelPosTransformerXLConfig, and the task's `tokens_per_sample`."""
     state, width = original.state, original.width
-    kind = f"attn_type {original.attn_type}"
     values = {
         "decoder_embed_dim": width,
         "decoder_ffn_embed_dim": len(state["layers.0.pos_ff.CoreNet.0.weight"]),
@@ -335,14 +322,14 @@ def xl_values(original: OriginalXL, vocabulary: Vocabulary) -> dict[str, Any]:
         "dropout": original.dropout[0],
         "activation_dropout": original.dropout[0],
         "attention_dropout": original.dropout[1],
-        "mem_len": MEMORY if original.mem_len is None else original.mem_len,
+        "mem_len": original.mem_len or 0,
         "same_length": original.same_length,
-        "tokens_per_sample": original.segment or SEGMENT,
+        "tokens_per_sample": original.segment or 128,  # a state_dict does not say
     }
     if original.absolute:
         values |= {"position_scheme": "none", "window_positions": KINDS[original.attn_type - 1]}
     else:
-        values["position_scheme"] = named_elsewhere("transformer-xl")[kind]
+        values["position_scheme"] = named_elsewhere("transformer-xl")[f"attn_type {original.attn_type}"]
     if original.attn_type == 0:
         values |= {"position_query_bias": "shared", "clamp_len": str(original.clamp_len)}
     elif original.attn_type == 1:
@@ -355,10 +342,8 @@ def xl_values(original: OriginalXL, vocabulary: Vocabulary) -> dict[str, Any]:
     cutoffs = ",".join(str(end + vocabulary.rows.count(-1)) for end in original.cutoffs)
     values |= {"adaptive_input": True, "decoder_input_dim": first}
     values |= {f"adaptive_{side}_cutoff": cutoffs for side in ("input", "softmax")}
-    return values | {
-        "adaptive_input_factor": _factor(original, first),
-        "adaptive_softmax_factor": _factor(original, width),
-    }
+    sides = (("input", first), ("softmax", width))
+    return values | {f"adaptive_{side}_factor": _factor(original, widest) for side, widest in sides}
 
 
 def _factor(original: OriginalXL, width: int) -> float:

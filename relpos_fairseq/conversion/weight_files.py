@@ -77,13 +77,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    library = import_safetensors() if path.suffix == ".safetensors" else None
     try:
-        if path.suffix == ".safetensors":
-            state = import_safetensors().load_file(str(path))
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except ConversionError:
-        raise
+        state = library.load_file(str(path)) if library else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # both libraries raise many types for a broken file
         raise ConversionError(unreadable(path, error, "file of weights")) from None
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):

@@ -25,6 +25,7 @@ from relpos_fairseq.placement import decode_text
 from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 
 CHECKPOINT = "model.pt"
+IDENTITY = ".positions.scheme_version"
 
 
 @dataclass
@@ -169,9 +170,6 @@ def _own_options(config: type, given: dict[str, Any]) -> dict[str, Any]:
     names = {part.name for part in fields(config)} & set(given)
     values = {name: getattr(given[name], "value", given[name]) for name in names}
     return {name: value for name, value in values.items() if not str(value).startswith("${")}
-
-
-IDENTITY = ".positions.scheme_version"
 
 
 @dataclass
