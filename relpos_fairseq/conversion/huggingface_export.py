@@ -29,8 +29,8 @@ from relpos_fairseq.conversion.in_transformers import run_in_transformers
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.names import NEXT_SENTENCE, Names, matching
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError, Outputs, Probe
-from relpos_fairseq.conversion.source import EncoderSource, plan_of
-from relpos_fairseq.conversion.vocabulary import Vocabulary, symbols_of
+from relpos_fairseq.conversion.source import EncoderSource, plan_of, separators_of
+from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint, symbols_of
 from relpos_fairseq.conversion.weight_files import import_safetensors
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, PRE_TRAINING, SPANS, TOKENS, Head
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
@@ -246,6 +246,16 @@ def save_hf(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) ->
     import_safetensors().save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
+
+
+def export_order(source: EncoderSource) -> Vocabulary:
+    """Return the order that the embedding's rows get in the Hugging Face model of a relpos_roberta.
+
+    A model that was converted to relpos_roberta gets back the order that it had before; for others see
+    `of_checkpoint`.
+    """
+    segments, longest = source.plan.segment_encoding == "input", int(source.values["max_positions"])
+    return of_checkpoint(source.files, source.rows, source.source_rows, separators_of(source.task), segments, longest)
 
 
 def outputs_of_folder(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.conversion.algebra import convert, match_members
-from relpos_fairseq.conversion.huggingface_export import check_written, outputs_of_folder, save_hf, to_hf
+from relpos_fairseq.conversion.huggingface_export import check_written, export_order, outputs_of_folder, save_hf, to_hf
 from relpos_fairseq.conversion.huggingface_folder import FAMILIES
 from relpos_fairseq.conversion.in_transformers import transformers_release
 from relpos_fairseq.conversion.layouts import places
@@ -36,15 +36,8 @@ from relpos_fairseq.conversion.report import (
     compare_and_log,
     outputs_of,
 )
-from relpos_fairseq.conversion.source import (
-    EncoderSource,
-    GeneratingSource,
-    Source,
-    plan_of,
-    separators_of,
-    target_values,
-)
-from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint
+from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource, Source, plan_of, target_values
+from relpos_fairseq.conversion.vocabulary import Vocabulary
 from relpos_fairseq.conversion.writer import checkpoint_of, write_checkpoint, write_texts
 from relpos_fairseq.heads import MASKED_LM, RANKING, Head, head_of
 from relpos_fairseq.io.errors import UserError
@@ -401,10 +394,7 @@ def to_huggingface(job: Job, source: EncoderSource, log: Log) -> FolderResult:
         raise ConversionError(f"{source.path} is a Hugging Face folder already: give --to a scheme")
     if wrong := [option for option in job.beyond() if option != "head"]:
         raise ConversionError(f"--{wrong[0]}: convert to a scheme first, then --to {job.to}")
-    # Rows of a model that was converted to relpos_roberta get back the order that they had before.
-    segments, longest = source.plan.segment_encoding == "input", int(source.values["max_positions"])
-    between = separators_of(source.task)
-    vocabulary = of_checkpoint(source.files, source.rows, source.source_rows, between, segments, longest)
+    vocabulary = export_order(source)
     if not vocabulary.made:
         log(f"note      no tokenizer beside {source.path}: the folder gets none; --data names a folder that has it")
     config, weights, report = to_hf(source, FAMILIES[job.to.removeprefix("hf-")].name, vocabulary, job.head)

@@ -324,7 +324,7 @@ def xl_values(original: OriginalXL, vocabulary: Vocabulary) -> dict[str, Any]:
         "attention_dropout": original.dropout[1],
         "mem_len": original.mem_len or 0,
         "same_length": original.same_length,
-        "tokens_per_sample": original.segment or 128,  # a state_dict does not say
+        "tokens_per_sample": original.segment or 128,  # a state_dict says neither this nor mem_len
     }
     if original.absolute:
         values |= {"position_scheme": "none", "window_positions": KINDS[original.attn_type - 1]}
