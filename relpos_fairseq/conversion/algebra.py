@@ -30,9 +30,6 @@ and TUPE's U^Q are zero, not their other factor.  M4M, RoPE, xPos, PoPE, ALiBi, 
 (`never_neutral`) change the logits whatever their parameters; abs_scalar's P = 0 is neutral but a
 point from which it never moves.
 
-BERT's relative_key and relative_key_query are shaw_keys and m4 with the table read over i - j:
-`huggingface_import` flips it.
-
 Where the algebra does not nest, `fit_to_target` drops or adds parameters that the target's options drop or add, and a
 member that the target cannot express is dropped: `learned -> m4`, the papers' near drop-in, drops the absolute table.
 How far the logits move is measured afterwards (`report.compare`).
@@ -46,23 +43,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.conversion import reshaping
-from relpos_fairseq.conversion.layouts import (
-    ENCODER,
-    Params,
-    Place,
-    State,
-    Tables,
-    count_layers,
-    join,
-    places,
-    places_of,
-    split,
-)
+from relpos_fairseq.conversion import layouts, reshaping
+from relpos_fairseq.conversion.layouts import ENCODER, Params, Place, State, Tables, places, places_of
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
 from relpos_fairseq.conversion.reshaping import merge_layers, resize, spread_heads
 from relpos_fairseq.placement import PositionPlan
 from relpos_fairseq.scheme import ConversionSource, PositionScheme
+
+STARTS = ("neutral", "own")
 
 
 def neutral_parameters(scheme: PositionScheme) -> Params | None:
@@ -104,16 +92,12 @@ def match_members(sources: list[Place], targets: list[Place]) -> dict[str, str]:
     """
     names = [place.name for place in sources]
     taken = {place.name: place.name for place in targets if place.name in names}
-    for place in sorted(targets, key=_row):
+    by_row = sorted(targets, key=lambda place: card.row if (card := getattr(place.scheme, "info", None)) else 0)
+    for place in by_row:
         for source in place.scheme.convert_from:
             if source in names and source not in taken.values() and place.name not in taken:
                 taken[place.name] = source
     return taken
-
-
-def _row(place: Place) -> int:
-    card = getattr(place.scheme, "info", None)
-    return 0 if card is None else card.row
 
 
 def fit_to_target(params: Params, source: ConversionSource) -> Params:
@@ -150,9 +134,6 @@ def describe_dropped(name: str, layers: list[Params]) -> str:
     numbers = sum(value.numel() for value in tables)
     rms = (sum(float(v.double().square().sum()) for v in tables) / numbers) ** 0.5
     return f"{name} is dropped ({numbers:,} numbers of root mean square {rms:.3g})"
-
-
-STARTS = ("neutral", "own")
 
 
 @dataclass(frozen=True)
@@ -192,9 +173,9 @@ def convert(
     if start not in STARTS:
         raise ValueError(f"tables start at one of {', '.join(STARTS)}, got {start}")
     report = ConversionReport(source.describe(), target.describe())
-    content, tables = split(state, source)
+    content, tables = layouts.split(state, source)
     content, tables = reshaping.fold(content, tables, source, target, report)
-    work = _Work(source, target, tables, report, start, fill, count_layers(content))
+    work = _Work(source, target, tables, report, start, fill, layouts.count_layers(content))
     made, fresh = work.members()
     work.report_unused()
     if report.losses and not allow_loss:
@@ -208,27 +189,25 @@ def convert(
     dtype = next(value.dtype for value in content.values() if value.is_floating_point())
     for params in itertools.chain(*made.values()):
         params.update({name: value.to(dtype) for name, value in params.items()})
-    return Conversion(join(content, made, target) | work.versions(state), report)
+    return Conversion(layouts.join(content, made, target) | work.versions(state), report)
 
 
+@dataclass
 class _Work:
     """The work of one conversion: make the tables of the target from those of the source."""
 
-    def __init__(
-        self,
-        source: PositionPlan,
-        target: PositionPlan,
-        tables: Tables,
-        report: ConversionReport,
-        start: str,
-        fill: str | None,
-        layers: int,
-    ) -> None:
-        self.source, self.target, self.tables = source, target, tables
-        self.report, self.start, self.fill, self.layers = report, start, fill, layers
-        self.old = {place.name: place for place in places(source)}
-        self.new = places(target)
-        self.taken = [match_members(places_of(source, layer), places_of(target, layer)) for layer in range(layers)]
+    source: PositionPlan
+    target: PositionPlan
+    tables: Tables
+    report: ConversionReport
+    start: str
+    fill: str | None
+    layers: int
+
+    def __post_init__(self) -> None:
+        self.old = {place.name: place for place in places(self.source)}
+        pairs = ([places_of(plan, layer) for plan in (self.source, self.target)] for layer in range(self.layers))
+        self.taken = [match_members(*pair) for pair in pairs]
 
     def members(self) -> tuple[Tables, list[tuple[int, PositionScheme]]]:
         """Make the tables of every member of the target.
@@ -238,7 +217,7 @@ class _Work:
         """
         made: Tables = {}
         fresh = []
-        for place in self.new:
+        for place in places(self.target):
             rows = []
             for layer in range(1 if place.on_input else self.layers):
                 if place.index(layer) is None:
@@ -261,21 +240,14 @@ class _Work:
     def _converted(self, place: Place, new: PositionScheme, layer: int) -> Params:
         name = self.taken[layer][place.name]
         old = self.old[name].build(self.source, layer)
-        params = self._resized(old, self.tables[name][layer])
+        params, length = dict(self.tables[name][layer]), self.target.shape.max_positions
+        for part, table in old.tables.items():
+            if table.rows == "position":
+                params[part] = resize(params[part], length, self.fill, self.report, table.axis)
         if name != place.name:
             self.report.step(f"{name} as {place.name}")
         source = ConversionSource(params, old, new, self.report)
         return fit_to_target(apply_rule(source), source)
-
-    def _resized(self, scheme: PositionScheme, params: Params) -> Params:
-        """Return parameters with tables of absolute positions resized to the target's length."""
-        length = self.target.shape.max_positions
-        resized = {
-            name: resize(params[name], length, self.fill, self.report, table.axis)
-            for name, table in scheme.tables.items()
-            if table.rows == "position"
-        }
-        return params | resized
 
     def _started(self, scheme: PositionScheme) -> Params:
         values = neutral_parameters(scheme)

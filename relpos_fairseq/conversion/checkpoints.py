@@ -21,30 +21,15 @@ from relpos_fairseq.io.errors import unreadable
 from relpos_fairseq.models.building import build_fairseq_roberta, build_roberta
 from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.patches.checkpoints import allow_checkpoint_types
+from relpos_fairseq.placement import decode_text
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.assets import asset_files_of
 
 # Options of RelPosRobertaConfig that fairseq's RobertaModel has under the same names.
 _SHARED = (
-    "encoder_layerdrop",
-    "quant_noise_pq",
-    "quant_noise_pq_block_size",
-    "quant_noise_scalar",
-    "mha_reg_scale_factor",
-    "ffn_reg_scale_factor",
-    "encoder_layers",
-    "encoder_embed_dim",
-    "encoder_ffn_embed_dim",
-    "encoder_attention_heads",
-    "activation_fn",
-    "pooler_activation_fn",
-    "encoder_normalize_before",
-    "untie_weights_roberta",
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "pooler_dropout",
-    "layer_norm_eps",
+    *("encoder_layerdrop", "quant_noise_pq", "quant_noise_pq_block_size", "quant_noise_scalar"),
+    *("mha_reg_scale_factor", "ffn_reg_scale_factor", "dropout", "attention_dropout", "activation_dropout"),
+    *("pooler_dropout", *DEFAULTS),
 )
 
 
@@ -109,6 +94,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
         original, state = state, layouts.learned_from_fairseq(state)
         values["position_scheme"] = named_elsewhere("fairseq")["encoder_learned_pos"]
         values["max_positions"] = len(state[f"{ENCODER}.positions.shared.0.table"])
+    told = checkpoint.get("conversion") or {}
     source = EncoderSource(
         kind="relpos_roberta" if ours else "fairseq's roberta",
         path=path,
@@ -116,36 +102,26 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
         values=values,
         files=asset_files_of(path.parent),
         task=_task_options(checkpoint),
-        source_rows=(told := checkpoint.get("conversion") or {}).get("rows"),
-        labels=told.get("labels") or [],
+        library="relpos_roberta" if ours else "fairseq's RobertaModel",
+        source_rows=told.get("rows"),
         problem=told.get("problem_type"),
-        head=told.get("head", ""),
-        kept=told.get("kept", {}),
-        family=told.get("family", ""),
-        named=told.get("named", {}),
+        **{name: told[name] for name in ("labels", "head", "kept", "family", "named") if told.get(name)},
         kept_files=_kept_files(told.get("kept_files", []), path.parent),
     )
     check(source)
     source.ledger = _ledger(tensors, options, path, checkpoint.get("extra_state"))
     state.setdefault(layouts.VERSION, layouts.encode_text(source.plan.describe()))
     if ours:
-        source.library = "relpos_roberta"
         source.outputs = lambda tokens, segments: outputs_of(build_roberta(values, state), tokens, segments)
     else:
-        source.library = "fairseq's RobertaModel"
         source.outputs = lambda tokens, _: outputs_of(build_fairseq_roberta(values, original), tokens, None)
     return source
 
 
 # Options of the model that change no output or that its tensors say, and those of fairseq's RobertaModel alone.
-_SILENT = (
-    "_name",
-    "max_positions",
-    "checkpoint_activations",
-    "offload_activations",
-    "min_params_to_wrap",
-    "load_checkpoint_heads",
-)
+_SILENT = ("_name", "max_positions", "load_checkpoint_heads")
+_SILENT += ("checkpoint_activations", "offload_activations", "min_params_to_wrap")
+_BUFFERS = ("._float_tensor", "sentence_encoder.version")
 _FAIRSEQS = ("spectral_norm_classification_head", "mha_heads_to_keep", "ffn_blocks_to_remove")
 
 
@@ -206,9 +182,6 @@ def _length(options: dict[str, Any], checkpoint: dict[str, Any], path: Path) -> 
     return length
 
 
-_BUFFERS = ("._float_tensor", "sentence_encoder.version")
-
-
 def _modern(state: State) -> State:
     """Rename tensors of old fairseq releases (decoder, emb_layer_norm, in_proj) as today's fairseq does."""
     result = {}
@@ -246,11 +219,9 @@ def check(source: EncoderSource) -> None:
         if key not in state or state[key].size(axis) != values[name]:
             found = tuple(state[key].shape) if key in state else "missing"
             raise ConversionError(f"{source.path}: {key} is {found}, and its options say {name} {values[name]}")
-    described = layouts.described(state)
-    if described is not None and described != source.plan.describe():
-        raise ConversionError(
-            f"{source.path}: its tensors say [{described}] of positions, its options [{source.plan.describe()}]"
-        )
+    version, options = state.get(layouts.VERSION), source.plan.describe()
+    if version is not None and (tensors := decode_text(version)) != options:
+        raise ConversionError(f"{source.path}: its tensors say [{tensors}] of positions, its options [{options}]")
 
 
 def _kept_files(names: list[str], folder: Path) -> dict[str, Path]:

@@ -92,16 +92,13 @@ def open_folder(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
         ends = f" {tokenizer.mask_token}" if asked["pipeline"] == "fill-mask" else ""
         lengths = ((part + ends, len(tokenizer(part + ends)["input_ids"])) for part in (TEXTS[0][:-1], "a", ""))
         text = next(text for text, length in lengths if length <= longest)  # pipelines do not truncate
-        more = {
-            "fill-mask": {"top_k": 5},
-            "text-classification": {"top_k": None},
-            "token-classification": {"ignore_labels": []},
-        }.get(asked["pipeline"], {})
+        more = {"fill-mask": {"top_k": 5}, "text-classification": {"top_k": None}}
+        more["token-classification"] = {"ignore_labels": []}
         if asked["pipeline"] == "question-answering":
             stride = max(1, min(128, longest // 8))  # its own is too long for a short model
             found["piped"] = made(question=PAIR[0], context=PAIR[1], doc_stride=stride)["answer"]
         else:
-            found["piped"] = made(text, **more)
+            found["piped"] = made(text, **more.get(asked["pipeline"], {}))
             if asked["pipeline"] == "token-classification":
                 found["piped"] = [[one["index"], one["entity"], float(one["score"])] for one in found["piped"]]
             found["piped_ids"] = tokenizer(text)["input_ids"]
@@ -299,7 +296,7 @@ def _compare(
     ours = outputs(rows, segments)
     order = torch.tensor([row_of[number] for number in sorted(row_of)])
     theirs = {name: value.double() for name, value in found["outputs"].items()}
-    compared = _outputs(asked["kind"], ours, theirs, real, order)
+    compared = [_outputs(asked["kind"], ours, theirs, real, order)]
     alone = torch.tensor(found["alone"])
     single = torch.tensor([[row_of[number] for number in row] for row in found["alone"]])
     expected = loss(outputs(single, torch.zeros_like(single)), labels_for(asked, alone))
@@ -366,28 +363,22 @@ def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _outputs(kind: str, ours: Mapping, theirs: Mapping, real: torch.Tensor, order: torch.Tensor) -> list[str]:
-    """Compare the outputs of a batch; return their names."""
+def _outputs(kind: str, ours: Mapping, theirs: Mapping, real: torch.Tensor, order: torch.Tensor) -> str:
+    """Compare the outputs of a batch; return their name."""
+    name, pair = "logits", (theirs.get("logits"), ours.get(kind))
     if kind == "spans":
-        stacked = torch.stack([theirs["start_logits"], theirs["end_logits"]], -1)
-        _close("span logits", stacked[real], ours["spans"][real])
-        return ["span logits"]
-    if kind in ("classification", "choices"):
-        _close("logits", theirs["logits"], ours[kind])
-        return ["logits"]
-    if kind == "tokens":
-        _close("logits", theirs["logits"][real], ours["tokens"][real])
-        return ["logits"]
-    if kind == "logits":
-        found = theirs.get("logits", theirs.get("prediction_logits"))
-        _close("logits", found[real], ours["logits"][..., order][real])
-        return ["logits"]
-    _close("hidden states", theirs["last_hidden_state"][real], ours["features"][real])
-    return ["hidden states"]
+        name, pair = "span logits", (torch.stack([theirs["start_logits"], theirs["end_logits"]], -1), ours[kind])
+    elif kind == "logits":
+        pair = theirs.get("logits", theirs.get("prediction_logits")), ours[kind][..., order]
+    elif not kind:
+        name, pair = "hidden states", (theirs["last_hidden_state"], ours["features"])
+    whole = kind in ("classification", "choices")  # one a text, not one a token
+    _close(name, *(part if whole else part[real] for part in pair))
+    return name
 
 
 def _piped(asked: Mapping, found: Mapping, row_of: Mapping[int, int], order: torch.Tensor, outputs: Callable) -> None:
-    """Compare the scores of a pipeline."""
+    """Compare the scores of a pipeline, where it can tell classes apart by their names."""
     rows = torch.tensor([[row_of[number] for number in found["piped_ids"]]])
     ours = outputs(rows, torch.zeros_like(rows))
     if asked["pipeline"] == "fill-mask":
@@ -396,8 +387,11 @@ def _piped(asked: Mapping, found: Mapping, row_of: Mapping[int, int], order: tor
         for one in found["piped"]:
             _close("fill-mask", torch.tensor(one["score"]).double(), probabilities[sorted(row_of).index(one["token"])])
         return
-    if asked["pipeline"] == "token-classification":
-        _entities(found["piped"], ours["tokens"][0].softmax(-1), asked["names"])
+    if asked["pipeline"] == "token-classification" and len({*asked["names"]}) == len(asked["names"]):
+        probabilities = ours["tokens"][0].softmax(-1)
+        for place, name, score in found["piped"]:
+            expected = probabilities[place, asked["names"].index(name)]
+            _close("token-classification", torch.tensor(score).double(), expected)
     if asked["pipeline"] != "text-classification":
         return
     logits = ours["classification"][0]
@@ -405,17 +399,9 @@ def _piped(asked: Mapping, found: Mapping, row_of: Mapping[int, int], order: tor
     if scores is None or (asked["problem"] == "regression" and not asked["said"]):
         scores = logits.sigmoid() if len(logits) == 1 else logits.softmax(-1)
     if len({*asked["names"]}) < len(scores):
-        return  # the pipeline cannot tell classes of one name
+        return
     named = {one["label"]: one["score"] for one in found["piped"]}
     _close("text-classification", torch.tensor([named[name] for name in asked["names"]]).double(), scores)
-
-
-def _entities(piped: Sequence[tuple[int, str, float]], ours: torch.Tensor, names: Sequence[str]) -> None:
-    """Compare the tokens that a pipeline names, each with its class and score, with probabilities (L, C)."""
-    if len({*names}) < len(names):
-        return  # classes of one name cannot be told apart
-    for place, name, score in piped:
-        _close("token-classification", torch.tensor(score).double(), ours[place, names.index(name)])
 
 
 def _close(name: str, theirs: torch.Tensor, ours: torch.Tensor) -> float:

@@ -17,14 +17,8 @@ from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource
 from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
 from relpos_fairseq.conversion.writer import GeneratingModel, check_rows
 from relpos_fairseq.heads import CHOICES, HEAD, MASKED_LM, RANKING, SPAN_HEAD, head_of, problem_named
-from relpos_fairseq.models.building import (
-    EMBEDDING,
-    GENERATING_KINDS,
-    build_generating,
-    build_roberta,
-    run_generating,
-    shared_names,
-)
+from relpos_fairseq.models import building
+from relpos_fairseq.models.building import EMBEDDING
 from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.text.assets import asset_files_of
 
@@ -40,7 +34,7 @@ GENERATING_TYPES = {
 }
 GENERATING_PREFIX = "model."
 TEXT_FOLDER = "text"
-CONFIGS = {name: GENERATING_KINDS[kind][2] for name, kind in GENERATING_TYPES.items()} | {
+CONFIGS = {name: building.GENERATING_KINDS[kind][2] for name, kind in GENERATING_TYPES.items()} | {
     ROBERTA_TYPE: RelPosRobertaConfig
 }
 
@@ -52,9 +46,12 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
         ConversionError: tensors of another model.
     """
     config = Recorded(config)
-    weights = read_weights(folder)
-    state, values = _exported_state(weights, folder), config["values"]
-    text = folder / TEXT_FOLDER
+    weights, text = read_weights(folder), folder / TEXT_FOLDER
+    unknown = [name for name in weights if not name.startswith(ROBERTA_PREFIX)]
+    missing = [name for name in (ROBERTA_PREFIX + EMBEDDING,) if name not in weights]
+    _check_names(folder, unknown, missing, ROBERTA_TYPE)
+    state, values = {name.removeprefix(ROBERTA_PREFIX): value for name, value in weights.items()}, config["values"]
+    state.setdefault(TIED, state[EMBEDDING])
     source = EncoderSource(
         kind=f"{ROBERTA_TYPE} of transformers",
         path=folder,
@@ -67,7 +64,7 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
         head=(head_of(config, str(folder)) or MASKED_LM).suffix,
         named={key: config[key] for key in ("id2label", "label2id") if config.get(key)},
         library="relpos_roberta",
-        outputs=lambda tokens, segments: outputs_of(build_roberta(values, state), tokens, segments),
+        outputs=lambda tokens, segments: outputs_of(building.build_roberta(values, state), tokens, segments),
     )
     if not source.files:
         source.notes.append(f"no {text}: the result has no dictionary and no tokenizer")
@@ -77,8 +74,9 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
 
 
 # Keys and files of an exported folder that repeat what others say.
-_REPEATED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "label2id", "is_encoder_decoder")
-_REPEATED += ("decoder_start_token_id",)
+_REPEATED = (
+    "hidden_size num_hidden_layers num_attention_heads vocab_size label2id is_encoder_decoder decoder_start_token_id"
+).split()
 _MADE = re.compile(r"relpos_\w+\.py|relpos_text\.json|[^/]*token[^/]*\.json|[^/]*\.model|vocab\.(json|txt)|merges\.txt")
 
 
@@ -99,21 +97,16 @@ def _ledger(folder: Path, config: Recorded, weights: State) -> Ledger:
     return ledger
 
 
-def _exported_state(weights: State, folder: Path) -> State:
-    """Return an exported RoBERTa's tensors under the names of relpos_roberta.
+def _check_names(folder: Path, unknown: list[str], missing: list[str], kind: str) -> None:
+    """Raise an error that names the first of a folder's unknown or missing tensors.
 
     Raises:
-        ConversionError: tensors of another model.
+        ConversionError: there is one.
     """
-    unknown = sorted(name for name in weights if not name.startswith(ROBERTA_PREFIX))
-    if unknown or ROBERTA_PREFIX + EMBEDDING not in weights:
+    if names := sorted(unknown) or sorted(missing):
         raise ConversionError(
-            f"{folder}: {unknown[0] if unknown else ROBERTA_PREFIX + EMBEDDING} is "
-            f"{'no tensor' if unknown else 'missing'} of a {ROBERTA_TYPE}: copy the whole folder again"
+            f"{folder}: {names[0]} is {'no tensor' if unknown else 'missing'} of a {kind}: copy the whole folder again"
         )
-    state = {name.removeprefix(ROBERTA_PREFIX): value for name, value in weights.items()}
-    state.setdefault(TIED, state[EMBEDDING])
-    return state
 
 
 def _exported_task(config: dict[str, Any], state: State, folder: Path) -> dict[str, Any]:
@@ -156,33 +149,27 @@ def read_exported_generating(folder: Path, config: dict[str, Any]) -> Generating
     kind, values = GENERATING_TYPES[config["model_type"]], config["values"]
     rows = (config.get("source_rows") or config["vocab_size"], config["vocab_size"])
     weights = read_weights(folder)
-    model = build_generating(kind, values, rows)
-    own, shared = model.state_dict(), shared_names(model)
-    unknown = sorted(n for n in weights if n.removeprefix(GENERATING_PREFIX) not in own or GENERATING_PREFIX not in n)
+    model = building.build_generating(kind, values, rows)
+    own, shared = model.state_dict(), building.shared_names(model)
+    unknown = [n for n in weights if n.removeprefix(GENERATING_PREFIX) not in own or GENERATING_PREFIX not in n]
     state = {name.removeprefix(GENERATING_PREFIX): value for name, value in weights.items()}
     for name, source in shared.items():
         known = state.get(name, state.get(source))
         if known is not None:
             state[name] = state[source] = known
-    missing = sorted(name for name in own if name not in state and not name.endswith("version"))
-    if unknown or missing:
-        raise ConversionError(
-            f"{folder}: {unknown[0] if unknown else GENERATING_PREFIX + missing[0]} is "
-            f"{'no tensor' if unknown else 'missing'} of a {config['model_type']}: copy the whole "
-            f"folder again"
-        )
+    missing = [GENERATING_PREFIX + name for name in own if name not in state and not name.endswith("version")]
+    _check_names(folder, unknown, missing, config["model_type"])
     state |= {name: value for name, value in own.items() if name.endswith("version")}
     text = folder / TEXT_FOLDER
-    found = (path for path in sorted(text.rglob("*")) if path.is_file())
-    files = {path.relative_to(folder).as_posix(): path for path in found}
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(text.rglob("*")) if path.is_file()}
     check_rows(files, rows)
     return GeneratingSource(
         kind="transformers, exported by relpos",
         path=folder,
         model=GeneratingModel(kind, values, rows, state, _generating_task(folder, config, kind), files),
         ledger=_ledger(folder, config, weights),
-        logits=lambda pair: run_generating(kind, values, rows, state, pair.source, pair.target),
-        library=f"the folder's own config under {GENERATING_KINDS[kind][1]}",
+        logits=lambda pair: building.run_generating(kind, values, rows, state, pair.source, pair.target),
+        library=f"the folder's own config under {building.GENERATING_KINDS[kind][1]}",
         notes=[] if files else [f"no {text}: the result has no dictionary"],
     )
 

@@ -121,13 +121,15 @@ def import_weights(
     report = ConversionReport("", "")
     length = length or len(model.weights["encoder.positions"])
     form, state = model.form, dict(model.weights)
-    factor = math.sqrt(EPSILON / form.eps)
     if form.eps != EPSILON:
         if not form.pre_norm:
             raise ConversionError(
                 f"{model.path}: layer norms after blocks have eps {form.eps:g}, and fairseq's {EPSILON:g}"
             )
-        _widen(state, factor)
+        factor = math.sqrt(EPSILON / form.eps)
+        added = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
+        for name in [name for name in state if name.endswith(("embed_tokens.weight", ".positions", *added))]:
+            state[name] = state[name].double() * factor
         report.step(f"residual streams times {factor:.4g}: layer norms' eps becomes {EPSILON:g}")
     for side, words in zip(SIDES, (model.source, model.target), strict=True):
         table = state[f"{side}.embed_tokens.weight"].float()
@@ -150,10 +152,12 @@ def import_weights(
     if lacks:
         raise ConversionError(f"{model.path} has no tensor for {min(lacks)}: copy it again")
     state |= {name: torch.zeros_like(value) for name, value in missing.items()}
+    task = {"_name": "translation"} | dict(zip(("source_lang", "target_lang"), model.languages, strict=True))
+    task |= {name: values[name] for name in ("max_source_positions", "max_target_positions")}
     return GeneratingSource(
         kind=model.kind,
         path=model.path,
-        model=GeneratingModel("translation", values, rows, state, task=_task(model, length), files=dict(model.files)),
+        model=GeneratingModel("translation", values, rows, state, task=task, files=dict(model.files)),
         logits=logits,
         library=library,
         texts={
@@ -165,14 +169,6 @@ def import_weights(
         known=[row >= 0 for row in model.target.rows],
         takes=("max_positions",),
     )
-
-
-def _widen(state: State, factor: float) -> None:
-    """Multiply the residual streams by a factor, in place."""
-    added = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
-    for name in list(state):
-        if name.endswith(("embed_tokens.weight", ".positions", *added)):
-            state[name] = state[name].double() * factor
 
 
 def _fold_bias(state: State, model: ExternalModel) -> None:
@@ -229,9 +225,3 @@ def _values(model: ExternalModel, length: int) -> dict[str, Any]:
             f"{side}_normalize_before": form.pre_norm,
         }
     return values
-
-
-def _task(model: ExternalModel, length: int) -> dict[str, Any]:
-    source, target = model.languages
-    limits = dict.fromkeys(("max_source_positions", "max_target_positions"), length)
-    return {"_name": "translation", "source_lang": source, "target_lang": target} | limits

@@ -27,32 +27,7 @@ def read_config(config: dict[str, Any]) -> None:
     """Set what a DeBERTa's config leaves to the library, in place, and its kind of positions.
 
     Raises:
-        ConversionError: the model has a part that relpos_roberta does not have.
-    """
-    _check(config)
-    config.setdefault("layer_norm_eps", EPSILON)
-    config["special_ids"] = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
-    size = config.get("vocab_size", 0)
-    config["special_ids"]["<mask>"] = min(128000, size - 1)  # v2 and v3 have rows beyond it
-    if config.get("relative_attention") and _terms(config):
-        config["position_embedding_type"] = KIND
-
-
-def parts(name: str, value: Tensor, heads: int) -> dict[str, Tensor]:
-    """Return v1's in_proj as the queries', keys' and values' projections that it holds; any other tensor as it is."""
-    stem, found, _ = name.partition(".in_proj.")
-    if not found:
-        return {name: value}
-    split = value.unflatten(0, (heads, 3, -1))  # (H, 3, D, E)
-    made = {f"{stem}.{ours}.weight": split[:, n].flatten(0, 1) for n, ours in enumerate(("query", "key", "value"))}
-    return made | {f"{stem}.key.bias": value.new_zeros(len(value) // 3)}
-
-
-def _check(config: dict[str, Any]) -> None:
-    """Raise an error for parts of DeBERTa that relpos_roberta does not have.
-
-    Raises:
-        ConversionError: names the option of config.json.
+        ConversionError: names the option of config.json by which it has a part that relpos_roberta does not have.
     """
     width = config.get("hidden_size")
     wrong = {
@@ -71,6 +46,22 @@ def _check(config: dict[str, Any]) -> None:
             raise ConversionError(
                 f"config.json: {key} {config.get(key)!r} is a part of DeBERTa that our RoBERTa has not"
             )
+    config.setdefault("layer_norm_eps", EPSILON)
+    config["special_ids"] = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
+    size = config.get("vocab_size", 0)
+    config["special_ids"]["<mask>"] = min(128000, size - 1)  # v2 and v3 have rows beyond it
+    if config.get("relative_attention") and _terms(config):
+        config["position_embedding_type"] = KIND
+
+
+def parts(name: str, value: Tensor, heads: int) -> dict[str, Tensor]:
+    """Return v1's in_proj as the queries', keys' and values' projections that it holds; any other tensor as it is."""
+    stem, found, _ = name.partition(".in_proj.")
+    if not found:
+        return {name: value}
+    split = value.unflatten(0, (heads, 3, -1))  # (H, 3, D, E)
+    made = {f"{stem}.{ours}.weight": split[:, n].flatten(0, 1) for n, ours in enumerate(("query", "key", "value"))}
+    return made | {f"{stem}.key.bias": value.new_zeros(len(value) // 3)}
 
 
 def _terms(config: dict[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from relpos_fairseq import heads
 from relpos_fairseq.config import OPTIONS
 from relpos_fairseq.conversion.algebra import convert
 from relpos_fairseq.conversion.closing_check import NotOpenedError, check_folder
@@ -29,27 +30,15 @@ from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.names import NEXT_SENTENCE, Names, matching
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError, Outputs, Probe
 from relpos_fairseq.conversion.source import EncoderSource, plan_of, separators_of
-from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint
+from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint, symbols_of
 from relpos_fairseq.conversion.weight_files import import_safetensors
-from relpos_fairseq.heads import (
-    CHOICES,
-    CLASSIFIER,
-    MASKED_LM,
-    MODEL,
-    PRE_TRAINING,
-    SPANS,
-    TOKENS,
-    Head,
-    class_loss,
-    loss_of,
-    problem_of,
-)
+from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, PRE_TRAINING, SPANS, TOKENS, Head
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class
 from relpos_fairseq.text import MASK, SPECIAL
 from relpos_fairseq.text.assets import Text, TokenizerText
-from relpos_fairseq.text.dictionary import BOS, EOS, UNKNOWN, read_dictionary
+from relpos_fairseq.text.dictionary import BOS, EOS, UNKNOWN
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.folders import SETTINGS
 from relpos_fairseq.text.transformers_files import tried_ids
@@ -82,16 +71,13 @@ def to_hf(
     weights = {
         family.whole(names.theirs(ours)): value for ours, value in state.items() if not ours.endswith("version")
     } | kept
-    config = (
-        _config(source, family, vocabulary)
-        | source.named
-        | {
-            "architectures": [family.stem + kind.suffix],
-            "position_embedding_type": scheme.elsewhere["transformers"],
-            "max_position_embeddings": length,
-            "type_vocab_size": len(state["token_types"]),
-        }
-    )
+    config = _config(source, family, vocabulary) | source.named
+    config |= {
+        "architectures": [family.stem + kind.suffix],
+        "position_embedding_type": scheme.elsewhere["transformers"],
+        "max_position_embeddings": length,
+        "type_vocab_size": len(state["token_types"]),
+    }
     if kind in (CLASSIFIER, TOKENS):
         config |= _classes(source, kind, len(state[SHOWN_BY[kind.kind]]))
     return config, weights, report
@@ -104,11 +90,10 @@ def _check(source: EncoderSource, family: Family) -> None:
         ConversionError: names the part.
     """
     values = source.values
-    theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
     refusals = (
         (values.get("encoder_normalize_before"), "layer norms before each block"),
         (values.get("no_layernorm_embedding"), "no layer norm of the embeddings"),
-        (values["activation_fn"] not in theirs, f"activation {values['activation_fn']}"),
+        (values["activation_fn"] not in ACTIVATIONS.values(), f"activation {values['activation_fn']}"),
         (
             family.name != "bert" and values["activation_fn"] != "gelu",
             f"activation {values['activation_fn']} in RoBERTa's LM head (--to hf-bert can)",
@@ -304,16 +289,10 @@ def outputs_of_folder(
     if "logits" in after:
         before["logits"] = before["logits"][..., rows >= 0]
         after["logits"] = after["logits"][..., rows[rows >= 0]]
-    return before, _same_names(after, before)
-
-
-def _same_names(after: dict, before: dict) -> dict:
-    """Rename outputs in `after` to their longer names in `before`, where these also name the head."""
-    renamed = {}
-    for name, value in after.items():
-        longer = [other for other in before if other.startswith(f"{name} ")]
-        renamed[longer[0] if name not in before and longer else name] = value
-    return renamed
+    # Where there are several heads, our names of outputs also name the head.
+    longer = {name: [other for other in before if other.startswith(f"{name} ")] for name in after}
+    names = {name: name if name in before else [*longer[name], name][0] for name in after}
+    return before, {names[name]: value for name, value in after.items()}
 
 
 def check_written(
@@ -346,7 +325,7 @@ def check_written(
     told = source.named.get("id2label") or config.get("id2label", {})
     names = [name for _, name in sorted((int(n), name) for n, name in told.items())]
     names = names if head in (CLASSIFIER, TOKENS) else None
-    problem = problem_of(config.get("problem_type"), len(names or ()))
+    problem = heads.problem_of(config.get("problem_type"), len(names or ()))
     number_of = {symbol: n for symbol, n in zip(symbols_of(source.files), numbers, strict=False) if n >= 0}
     place = next((path.parent for path in source.files if path.name != DICTIONARY), None)
     text = own if trust else TokenizerText(place) if place and (folder / SETTINGS).is_file() else None
@@ -366,11 +345,11 @@ def check_written(
             return cross_entropy(ours["logits"][..., known].flatten(0, 1), labels["labels"].flatten())
         found = ours[head.kind]
         if head in (TOKENS, CHOICES):
-            return class_loss(found, labels["labels"])
+            return heads.class_loss(found, labels["labels"])
         if head is SPANS:
             parts = zip(found.unbind(-1), (labels["start_positions"], labels["end_positions"]), strict=True)
             return sum(cross_entropy(logits, places) for logits, places in parts) / 2
-        return loss_of(problem, found, labels["labels"])
+        return heads.loss_of(problem, found, labels["labels"])
 
     try:
         return check_folder(
@@ -401,9 +380,3 @@ def _with_head(source: EncoderSource, head: Head, chosen: str | None) -> Callabl
         return found | {head.kind: found[kind].view(1, -1)} if head is CHOICES else found
 
     return run
-
-
-def symbols_of(files: list[Path]) -> list[str]:
-    """Return the symbols of our rows from the dictionary among a checkpoint's files; none without one."""
-    path = next((path for path in files if path.name == DICTIONARY), None)
-    return [*SPECIAL, *read_dictionary(path), MASK] if path else []

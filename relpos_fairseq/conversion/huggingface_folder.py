@@ -76,6 +76,10 @@ FAMILIES = {
         ),
     )
 }
+_NEEDED = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("max_position_embeddings", "type_vocab_size"),
+)
 OPTIONAL = ("encoder.lm_head.weight", "encoder.lm_head.bias")  # tied, and zeros
 SCHEMES = named_elsewhere("transformers")  # its position_embedding_type to our schemes
 KINDS = SCHEMES | dict.fromkeys([hf_deberta.KIND], named_elsewhere("transformers' model_type")[DISENTANGLED])
@@ -107,7 +111,7 @@ class Folder:
 
     path: Path
     family: Family
-    config: dict[str, Any]
+    config: Recorded
     head: Head | None
     state: State
     kept: dict[str, Tensor]
@@ -144,7 +148,10 @@ def read_folder(path: Path) -> Folder:
     """
     keys = read_json(path / "config.json")
     config = Recorded(keys)
-    family = _family(config, path)
+    kind = config.get("model_type")
+    if kind not in FAMILIES:
+        raise ConversionError(f"{path}/config.json says model_type {kind!r}: only {', '.join(FAMILIES)} are converted")
+    family = FAMILIES[kind]
     head = head_of(config, str(path))
     if family.name.startswith(DISENTANGLED):
         hf_deberta.read_config(config)
@@ -161,32 +168,14 @@ def read_folder(path: Path) -> Folder:
         )
     if folder.vocabulary.files and (said := compare_ids(path)):
         folder.notes.append(said)
-    folder.ledger.mark("files", USED, ["config.json", *(file.name for file in weight_files(path))])
-    folder.ledger.mark("files", USED, [file.name for file in folder.vocabulary.files])
+    files = (*weight_files(path), *folder.vocabulary.files)
+    folder.ledger.mark("files", USED, ["config.json", *(file.name for file in files)])
     return folder
 
 
 def kind_of(config: dict[str, Any]) -> str:
     """Return the kind of positions of a config."""
     return config.get("position_embedding_type") or "absolute"
-
-
-def _family(config: dict[str, Any], path: Path) -> Family:
-    kind = config.get("model_type")
-    if kind not in FAMILIES:
-        raise ConversionError(f"{path}/config.json says model_type {kind!r}: only {', '.join(FAMILIES)} are converted")
-    return FAMILIES[kind]
-
-
-_NEEDED = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-)
 
 
 def _check_config(config: dict[str, Any], path: Path) -> None:

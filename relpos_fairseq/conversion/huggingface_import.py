@@ -19,27 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos_fairseq.conversion import hf_deberta, huggingface_ledger
+from relpos_fairseq import heads
+from relpos_fairseq.conversion import hf_deberta
 from relpos_fairseq.conversion.huggingface_folder import ACTIVATIONS, KINDS, Folder, read_folder
 from relpos_fairseq.conversion.in_transformers import run_in_transformers, transformers_release
 from relpos_fairseq.conversion.layouts import ENCODER, VERSION, State, encode_text
-from relpos_fairseq.conversion.ledger import KEPT
+from relpos_fairseq.conversion.ledger import KEPT, USED
 from relpos_fairseq.conversion.report import PADDING, Outputs
 from relpos_fairseq.conversion.source import DEFAULTS, EncoderSource
-from relpos_fairseq.heads import (
-    CHOICES,
-    CLASSIFIER,
-    HEAD,
-    MASKED_LM,
-    MODEL,
-    RANKING,
-    REGRESSION,
-    SPAN_HEAD,
-    SPANS,
-    TOKEN_HEAD,
-    TOKENS,
-    Head,
-)
+from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
 from relpos_fairseq.schemes import scheme_class
 
 EMBEDDING, LM_WEIGHT, LM_BIAS = f"{ENCODER}.embed_tokens.weight", "encoder.lm_head.weight", "encoder.lm_head.bias"
@@ -48,9 +36,9 @@ NAMED = ("id2label", "label2id", "type_vocab_size")
 # What tells that a head is there, by the kind of its output.
 SHOWN_BY = {
     MASKED_LM.kind: "encoder.lm_head.dense.weight",
-    CLASSIFIER.kind: f"classification_heads.{HEAD}.out_proj.weight",
-    SPANS.kind: f"span_heads.{SPAN_HEAD}.out_proj.weight",
-    TOKENS.kind: f"token_heads.{TOKEN_HEAD}.out_proj.weight",
+    CLASSIFIER.kind: f"classification_heads.{heads.HEAD}.out_proj.weight",
+    SPANS.kind: f"span_heads.{heads.SPAN_HEAD}.out_proj.weight",
+    TOKENS.kind: f"token_heads.{heads.TOKEN_HEAD}.out_proj.weight",
 }
 SHOWN_BY[CHOICES.kind] = SHOWN_BY[CLASSIFIER.kind]
 
@@ -64,6 +52,9 @@ def read_huggingface(path: Path) -> EncoderSource:
     folder = read_folder(path)
     other = CLASSIFIER if folder.head is CHOICES else CHOICES  # of the same tensors
     kinds = [kind for kind, name in SHOWN_BY.items() if name in folder.state and kind != other.kind]
+    head = folder.head
+    if head is None or (head is MODEL and MASKED_LM.kind in kinds):  # a masked LM's is not left behind
+        head = MASKED_LM if kinds else MODEL
     bias, types = folder.state.get(LM_BIAS), len(folder.state["token_types"])
     state, values = from_hf(folder)
     classes = len(state.get(SHOWN_BY[CLASSIFIER.kind], state.get(SHOWN_BY[TOKENS.kind], ())))
@@ -78,7 +69,7 @@ def read_huggingface(path: Path) -> EncoderSource:
         task=_task(folder, len(state.get(SHOWN_BY[CLASSIFIER.kind], ()))),
         labels=labels_of(folder.config, classes),
         problem=folder.config.get("problem_type"),
-        head=_head(folder, kinds).suffix,
+        head=head.suffix,
         family=folder.family.name,
         named={key: folder.config[key] for key in NAMED if folder.config.get(key)},
         kept=folder.kept,
@@ -87,16 +78,9 @@ def read_huggingface(path: Path) -> EncoderSource:
         outputs=lambda tokens, segments: _run(folder, kinds, bias, tokens, segments if types > 1 else None),
     )
     state[VERSION] = encode_text(source.plan.describe())
-    huggingface_ledger.read(folder.ledger, folder.config)
+    folder.ledger.mark("keys", USED, folder.config.read)
     source.kept_files = {name: path / name for name in folder.ledger.named("files", KEPT)}
     return source
-
-
-def _head(folder: Folder, kinds: list[str]) -> Head:
-    """Return the kind of the head with which a folder is written again: a masked LM's is not left behind."""
-    if folder.head is None or (folder.head is MODEL and MASKED_LM.kind in kinds):
-        return MASKED_LM if kinds else MODEL
-    return folder.head
 
 
 def _run(folder: Folder, kinds: list[str], bias: Tensor | None, tokens: Tensor, segments: Tensor | None) -> Outputs:
@@ -151,16 +135,16 @@ def _task(folder: Folder, classes: int) -> dict[str, Any]:
     bert, ranks = not folder.family.padded, folder.head is CHOICES
     if bert:
         folder.notes.append(
-            f"pairs have BERT's one </s> between them: {RANKING if ranks else 'sentence_prediction'} without "
+            f"pairs have BERT's one </s> between them: {heads.RANKING if ranks else 'sentence_prediction'} without "
             "--separator-token; with --separator-token 2, RoBERTa's two, inputs would differ"
         )
     pairs = {"init_token": 0, "separator_token": None if bert else 2}
     if ranks:
-        return pairs | {"_name": RANKING, "ranking_head_name": HEAD}
+        return pairs | {"_name": heads.RANKING, "ranking_head_name": heads.HEAD}
     return pairs | {
         "_name": "sentence_prediction",
-        "classification_head_name": HEAD,
-        "regression_target": classes == 1 or folder.config.get("problem_type") == REGRESSION,
+        "classification_head_name": heads.HEAD,
+        "regression_target": classes == 1 or folder.config.get("problem_type") == heads.REGRESSION,
     }
 
 

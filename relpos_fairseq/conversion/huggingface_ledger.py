@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from relpos_fairseq.conversion.ledger import KEPT, NEUTRAL, USED, Ledger, Recorded
+from relpos_fairseq.conversion.ledger import KEPT, NEUTRAL, Ledger
 
 # Keys of config.json that say nothing of the model, by the reason why.
 NEUTRAL_KEYS = {
@@ -69,8 +69,3 @@ def begin(folder: Path, keys: dict[str, Any], tensors: Iterable[str]) -> Ledger:
     unset = [key for key, value in keys.items() if value is None or value is False or value in ([], {}, "")]
     ledger.mark("keys", NEUTRAL, unset, "not set")
     return ledger
-
-
-def read(ledger: Ledger, config: Recorded) -> None:
-    """Mark the keys of a config that were read; what was read is no longer neutral."""
-    ledger.mark("keys", USED, config.read)

@@ -81,10 +81,8 @@ def run_in_transformers(
         model = load_in_transformers(head.auto, folder)
         if head is MASKED_LM and bias is not None and (own := model.get_output_embeddings().bias).shape == bias.shape:
             own.copy_(bias)
-        if head is CHOICES:  # one a question
-            output = model(**{name: value[:, None] for name, value in given.items()}, output_hidden_states=True)
-        else:
-            output = model(**given, output_hidden_states=True)
+        shown = {name: value[:, None] for name, value in given.items()} if head is CHOICES else given  # one a question
+        output = model(**shown, output_hidden_states=True)
         found["features"] = output.hidden_states[-1]
         if head is SPANS:
             found["spans"] = torch.stack([output.start_logits, output.end_logits], -1)

@@ -95,16 +95,19 @@ def convert_on_disk(job: Job, path: Path, out: Path, data: Path | None = None) -
         data: where the source's dictionary and tokenizer are; None: beside it.
 
     Raises:
-        ValueError: it cannot be converted so.
+        ValueError: it cannot be converted so, or the destination is the source, lies in it, or exists.
     """
-    check_destination(out, path)
+    there, here = out.resolve(), path.resolve()
+    if there == here or here in there.parents:
+        raise ConversionError(f"--out {out} is or lies in the source {path}: name another place")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConversionError(f"--out {out} exists: remove it, or name another place")
     if job.to in HUGGING_FACE and out.suffix == ".pt":
         raise ConversionError(f"--to {job.to} writes a folder: --out {out} must not end in .pt")
     with _quiet(), _named(path):
         source = read(path, data, job.length)
-        print(
-            f"source    {source.kind}: {source.path}", *(f"note      {n}" for n in source.notes), sep="\n", flush=True
-        )
+        notes = (f"note      {note}" for note in source.notes)
+        print(f"source    {source.kind}: {source.path}", *notes, sep="\n", flush=True)
         result = convert_source(job, source, print)
         whole = atomic_path if out.suffix == ".pt" else atomic_folder
         with whole(out) as making:
@@ -154,36 +157,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def check_destination(out: Path, source: Path) -> None:
-    """Raise an error if the destination exists, or if it is or lies in the source.
-
-    Raises:
-        ConversionError: the destination is the source, lies in it, or exists.
-    """
-    there, here = out.resolve(), source.resolve()
-    if there == here or here in there.parents:
-        raise ConversionError(f"--out {out} is or lies in the source {source}: name another place")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConversionError(f"--out {out} exists: remove it, or name another place")
-
-
-def _check_same(job: Job, *allowed: str) -> None:
-    """Raise an error for options that would have no effect on a translation or language model.
-
-    Raises:
-        ConversionError: one is given.
-    """
-    if job.to != "same":
-        raise ConversionError(
-            f"--to {job.to}: a model that generates is converted with --to same alone; "
-            f"fairseq-train --finetune-from-model then changes its scheme where that is exact"
-        )
-    if job.length is not None and job.length < SHORTEST:
-        raise ConversionError(f"--positions {job.length}: the comparison needs {SHORTEST} at least")
-    if wrong := job.beyond(*allowed):
-        raise ConversionError(f"--{wrong[0].split()[0]} says nothing here: leave it out")
 
 
 @dataclass
@@ -296,7 +269,15 @@ def keep_scheme(job: Job, source: GeneratingSource) -> CheckpointResult:
     Raises:
         ConversionError: an option has no meaning for it.
     """
-    _check_same(job, *source.takes)
+    if job.to != "same":
+        raise ConversionError(
+            f"--to {job.to}: a model that generates is converted with --to same alone; "
+            f"fairseq-train --finetune-from-model then changes its scheme where that is exact"
+        )
+    if job.length is not None and job.length < SHORTEST:
+        raise ConversionError(f"--positions {job.length}: the comparison needs {SHORTEST} at least")
+    if wrong := job.beyond(*source.takes):
+        raise ConversionError(f"--{wrong[0].split()[0]} says nothing here: leave it out")
     model, report = source.model, source.report
     checkpoint = model.checkpoint({})
     limits = (model.values.get(f"max_{side}_positions") for side in ("source", "target"))
@@ -330,9 +311,8 @@ def to_relpos(job: Job, source: EncoderSource) -> CheckpointResult:
     torch.manual_seed(job.seed)
     values = target_values(source, job.to, job.given)
     _check_used(job, source, values)
-    done = convert(
-        source.state, source.plan, plan_of(values), allow_loss=job.approximate, start=job.init, fill=job.fill
-    )
+    given = {"allow_loss": job.approximate, "start": job.init, "fill": job.fill}
+    done = convert(source.state, source.plan, plan_of(values), **given)
     probe = _probe(job, source, values)
 
     def run(_: Path) -> tuple[Outputs, Outputs]:
@@ -400,10 +380,8 @@ def _probe(job: Job, source: EncoderSource, values: dict[str, Any]) -> Probe:
     """Draw random input that source and result can both read."""
     longest = min(int(source.values["max_positions"]), int(values["max_positions"]))
     segments = source.plan.segment_encoding != "none" and source.plan.num_segments > 1
-    rows = source.rows
-    if source.vocabulary is not None and source.vocabulary.rows[-1] < 0:
-        rows -= 1  # <mask> is new
-    return Probe.draw(rows, longest, segments, job.seed)
+    new = source.vocabulary is not None and source.vocabulary.rows[-1] < 0  # <mask>
+    return Probe.draw(source.rows - new, longest, segments, job.seed)
 
 
 def to_huggingface(job: Job, source: EncoderSource, log: Log) -> FolderResult:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.placement import PositionPlan, decode_text, encode_text
+from relpos_fairseq.placement import PositionPlan, encode_text
 from relpos_fairseq.scheme import PositionScheme, SchemeOptions
 from relpos_fairseq.schemes.segments import SegmentHead, SegmentInput
 
@@ -160,12 +160,6 @@ def join(content: State, tables: Tables, plan: PositionPlan) -> State:
                 state.setdefault(place.prefix(layer) + name, value.clone())
     state[VERSION] = encode_text(plan.describe())
     return state
-
-
-def described(state: State) -> str | None:
-    """Return the description of positions that a relpos_roberta's state records; None in a plain RoBERTa's."""
-    version = state.get(VERSION)
-    return None if version is None else decode_text(version)
 
 
 def learned_from_fairseq(state: State) -> State:

@@ -26,11 +26,6 @@ class Recorded(dict):
         self.read.add(key)
         return super().get(key, default)
 
-    def pop(self, key: str, *default: Any) -> Any:
-        """Remove and return a value, as dict does, and remember its key."""
-        self.read.add(key)
-        return super().pop(key, *default)
-
 
 class Ledger:
     """Everything that a source holds, and what became of each.

@@ -62,9 +62,7 @@ def read_marian(folder: Path, config: dict[str, Any], length: int | None) -> Gen
         source_ends=True,
         dropout=tuple(config.get(name, 0.0) for name in ("dropout", "attention_dropout", "activation_dropout")),
     )
-    vocabularies = ["vocab.json"] * 2
-    if (folder / "target_vocab.json").is_file():
-        vocabularies[1] = "target_vocab.json"
+    vocabularies = ["vocab.json", "target_vocab.json" if (folder / "target_vocab.json").is_file() else "vocab.json"]
     source, target = (
         order_words(_symbols(folder / name, len(weights[table])), SPECIAL, str(folder / name))
         for name, table in zip(vocabularies, ("encoder.embed_tokens.weight", "output.weight"), strict=True)

@@ -65,7 +65,7 @@ def _renamed(name: str, rows: Iterable[tuple[re.Pattern[str], str]]) -> str | No
 # BERT, RoBERTa, XLM-R, DeBERTa of transformers; names without the prefix of a model with a head.
 
 _THEIRS, _OURS = "encoder.layer.#", f"{ENCODER}.layers.#"
-_NORMS_AND_BLOCKS = {
+ENCODER_NAMES = {  # of any BERT
     "embeddings.word_embeddings.weight": f"{ENCODER}.embed_tokens.weight",
     "embeddings.LayerNorm.*": f"{ENCODER}.layernorm_embedding.*",
     f"{_THEIRS}.attention.output.dense.*": f"{_OURS}.self_attn.out_proj.*",
@@ -73,13 +73,10 @@ _NORMS_AND_BLOCKS = {
     f"{_THEIRS}.intermediate.dense.*": f"{_OURS}.fc1.*",
     f"{_THEIRS}.output.dense.*": f"{_OURS}.fc2.*",
     f"{_THEIRS}.output.LayerNorm.*": f"{_OURS}.final_layer_norm.*",
-}
-_QUERIES_KEYS_VALUES = {
     f"{_THEIRS}.attention.self.query.*": f"{_OURS}.self_attn.q_proj.*",
     f"{_THEIRS}.attention.self.key.*": f"{_OURS}.self_attn.k_proj.*",
     f"{_THEIRS}.attention.self.value.*": f"{_OURS}.self_attn.v_proj.*",
 }
-ENCODER_NAMES = _NORMS_AND_BLOCKS | _QUERIES_KEYS_VALUES  # of any BERT
 _SPANS = {"qa_outputs.*": f"span_heads.{SPAN_HEAD}.out_proj.*"}
 _BERT_LM = {
     "cls.predictions.transform.dense.*": "encoder.lm_head.dense.*",

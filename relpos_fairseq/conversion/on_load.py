@@ -31,17 +31,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 # Options that change what the tensors compute, though a checkpoint loads under any value of them.
 _MUST_AGREE = (
-    "encoder_layers",
-    "encoder_embed_dim",
-    "encoder_ffn_embed_dim",
-    "encoder_attention_heads",
-    "activation_fn",
-    "layer_norm_eps",
-    "encoder_normalize_before",
-    "no_layernorm_embedding",
+    *("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads"),
+    *("activation_fn", "layer_norm_eps", "encoder_normalize_before", "no_layernorm_embedding"),
 )
-
-
 # The model that the trainer loads a checkpoint into, and whether --finetune-from-model names the checkpoint.
 _loading: ContextVar[tuple[nn.Module | None, bool]] = ContextVar("loading", default=(None, False))
 

@@ -19,8 +19,8 @@ from relpos_fairseq.conversion.external_model import Architecture, ExternalModel
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.names import OPENNMT
-from relpos_fairseq.conversion.report import ConversionError, NotComparedError, PairProbe
-from relpos_fairseq.conversion.source import GeneratingSource
+from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.source import GeneratingSource, never_run
 from relpos_fairseq.conversion.vocabulary import order_words
 from relpos_fairseq.conversion.weight_files import import_safetensors
 
@@ -43,11 +43,6 @@ EXPRESSED = {
     "pos_ffn_activation_fn": ("relu", "gelu"),
     "position_encoding_type": ("SinusoidalInterleaved",),
 }
-
-
-def is_opennmt(checkpoint: dict[str, Any]) -> bool:
-    """Tell whether a dictionary that torch saved is a checkpoint of OpenNMT-py."""
-    return "vocab" in checkpoint and "opt" in checkpoint
 
 
 def read_opennmt(path: Path, checkpoint: dict[str, Any], length: int | None) -> GeneratingSource:
@@ -91,6 +86,7 @@ def read_opennmt(path: Path, checkpoint: dict[str, Any], length: int | None) -> 
     if absolute:
         for side in ("encoder", "decoder"):
             weights[f"{side}.positions"] = sinusoids(length, width)
+    dropout = [options.get(f"{name}dropout", 0.0) for name in ("", "attention_", "")]  # of a schedule, the first
     start = symbols.get("decoder_start_token", "<s>")
     source, target = (order_words(symbols[side], SPECIAL, f"{path}: vocabulary {side}") for side in ("src", "tgt"))
     if start not in symbols["tgt"]:
@@ -105,24 +101,16 @@ def read_opennmt(path: Path, checkpoint: dict[str, Any], length: int | None) -> 
         start=symbols["tgt"].index(start),
         pad=source.rows[1],
         source_ends=False,
-        dropout=tuple(_first(options.get(f"{name}dropout", 0.0)) for name in ("", "attention_", "")),
+        dropout=tuple(float(value[0] if isinstance(value, list) else value) for value in dropout),
     )
     found = tuple(str(options.get(f"{side}_lang") or side) for side in ("src", "tgt"))
     languages = found if found[0] != found[1] else ("src", "tgt")
     model = ExternalModel("OpenNMT-py", path, weights, form, source, target, languages)
     _add_text(model, options)
-    imported = import_weights(model, length, _run)
+    logits = never_run("relpos does not run OpenNMT-py; compare translations of `relpos translate` with its own")
+    imported = import_weights(model, length, logits)
     imported.ledger = _ledger(path, options, tensors)
     return imported
-
-
-def _run(pair: PairProbe) -> Tensor:
-    """Decline to run OpenNMT-py, which relpos does not drive.
-
-    Raises:
-        NotComparedError: always.
-    """
-    raise NotComparedError("relpos does not run OpenNMT-py; compare translations of `relpos translate` with its own")
 
 
 def sinusoids(count: int, width: int) -> Tensor:
@@ -173,15 +161,9 @@ def _ledger(path: Path, options: Recorded, weights: State) -> Ledger:
     return ledger
 
 
-def _first(value: Any) -> float:
-    """Return the first of a schedule's values, or the only value."""
-    return float(value[0] if isinstance(value, list) else value)
-
-
 def _add_text(model: ExternalModel, options: dict[str, Any]) -> None:
     """Add sentencepiece's models where the model was trained on its pieces and they are found, in place."""
-    used = options.get("transforms") or []
-    if "sentencepiece" in used:
+    if "sentencepiece" in (options.get("transforms") or []):
         for side, language in zip(("src", "tgt"), model.languages, strict=True):
             given = Path(str(options.get(f"{side}_subword_model") or ""))
             places = (given, model.path.parent / given.name)

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from relpos_fairseq.conversion import exported
 from relpos_fairseq.conversion.checkpoints import from_checkpoint, read_file
-from relpos_fairseq.conversion.exported import (
-    GENERATING_TYPES,
-    ROBERTA_TYPE,
-    read_exported_generating,
-    read_exported_roberta,
-)
 from relpos_fairseq.conversion.huggingface_import import read_huggingface
 from relpos_fairseq.conversion.marian import MARIAN, read_marian
-from relpos_fairseq.conversion.opennmt import is_opennmt, read_opennmt
+from relpos_fairseq.conversion.opennmt import read_opennmt
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.source import EncoderSource, Source
 from relpos_fairseq.conversion.transformer_xl_original import is_original_xl, read_original_xl
+from relpos_fairseq.conversion.vocabulary import symbols_of
 from relpos_fairseq.conversion.weight_files import read_json
 from relpos_fairseq.text.assets import asset_files_of, find_assets, label_names, text_folders
-from relpos_fairseq.text.dictionary import FILE as DICTIONARY
-from relpos_fairseq.text.dictionary import SPECIAL, read_dictionary
 
 
 def read(path: Path, data: Path | None = None, length: int | None = None) -> Source:
@@ -35,7 +29,7 @@ def read(path: Path, data: Path | None = None, length: int | None = None) -> Sou
         ConversionError: it is absent, truncated, or no model that is converted here, or `data` says nothing of it.
     """
     path = _model_in(path)
-    if path.is_file() and is_original_xl(path):
+    if is_original_xl(path):
         return read_original_xl(path, data)
     source = _read(path, length)
     if isinstance(source, EncoderSource) and source.vocabulary is None:
@@ -60,15 +54,15 @@ def read_encoder(path: Path) -> EncoderSource:
 def _read(path: Path, length: int | None) -> Source:
     if not path.is_dir():
         checkpoint = read_file(path)
-        opennmt = is_opennmt(checkpoint)
+        opennmt = {"vocab", "opt"} <= checkpoint.keys()
         return read_opennmt(path, checkpoint, length) if opennmt else from_checkpoint(checkpoint, path)
     config = read_json(path / "config.json")
     kind = config.get("model_type")
     if kind == MARIAN:
         return read_marian(path, config, length)
-    if kind in GENERATING_TYPES:
-        return read_exported_generating(path, config)
-    return read_exported_roberta(path, config) if kind == ROBERTA_TYPE else read_huggingface(path)
+    if kind in exported.GENERATING_TYPES:
+        return exported.read_exported_generating(path, config)
+    return exported.read_exported_roberta(path, config) if kind == exported.ROBERTA_TYPE else read_huggingface(path)
 
 
 def _model_in(path: Path) -> Path:
@@ -93,8 +87,7 @@ def _with_text(source: EncoderSource, data: Path | None) -> EncoderSource:
         source.files = asset_files_of(data)
         if not source.files:
             raise ConversionError(f"--data {data} holds neither dict.txt nor a tokenizer")
-        dictionary = next((path for path in source.files if path.name == DICTIONARY), None)
-        rows = len(SPECIAL) + len(read_dictionary(dictionary)) + 1 if dictionary else source.rows
+        rows = len(symbols_of(source.files)) or source.rows
         if rows != source.rows:
             raise ConversionError(f"--data {data}: its dict.txt makes {rows} rows, and the model has {source.rows}")
     elif source.path.is_file() and text_folders(source.path.parent):

@@ -10,6 +10,12 @@ from torch import Tensor, nn
 
 from relpos_fairseq.io.errors import UserError
 
+PADDING, BOS, EOS, FIRST = 1, 0, 2, 4  # rows of fairseq's dictionary
+SHORTEST = 4  # tokens of a sentence pair's targets that are compared
+EXACT = 1e-4  # of a model's own values; rounding stays below, a wrong conversion does not
+Outputs = dict[str, Tensor]
+Log = Callable[[str], object]
+
 
 class ConversionError(UserError):
     """A source, an option or a file that cannot be converted; one line that says what to do."""
@@ -63,7 +69,7 @@ class ConversionReport:
 
     def step(self, text: str) -> None:
         """Record, once, something that was done."""
-        _once(self.steps, text)
+        self.steps += [text] * (text not in self.steps)
 
     def lose(self, text: str, moved: float = 0.0) -> None:
         """Record, once, something that was lost, and the largest change of a table entry over all layers."""
@@ -75,7 +81,7 @@ class ConversionReport:
 
     def limit(self, text: str) -> None:
         """Record, once, the inputs for which the conversion holds."""
-        _once(self.limits, text)
+        self.limits += [text] * (text not in self.limits)
 
     def lines(self) -> list[str]:
         """Return the report; it says `exact` only where no outputs were expected or they were compared."""
@@ -90,18 +96,6 @@ class ConversionReport:
         lines += [f"compared  with {self.compared}"] if self.compared else []
         lines.append(f"exact     {'no' if self.losses or self.dropped else 'yes'}")
         return lines
-
-
-def _once(lines: list[str], text: str) -> None:
-    if text not in lines:
-        lines.append(text)
-
-
-PADDING, BOS, EOS, FIRST = 1, 0, 2, 4  # rows of fairseq's dictionary
-SHORTEST = 4  # tokens of a sentence pair's targets that are compared
-EXACT = 1e-4  # of a model's own values; rounding stays below, a wrong conversion does not
-Outputs = dict[str, Tensor]
-Log = Callable[[str], object]
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ import math
 import torch
 from torch import Tensor
 
-from relpos_fairseq.conversion.layouts import ENCODER, Params, Place, State, Tables, count_layers, places
+from relpos_fairseq.conversion.layouts import ENCODER, Params, State, Tables, count_layers, places
 from relpos_fairseq.conversion.report import ConversionReport
 from relpos_fairseq.placement import PositionPlan
-from relpos_fairseq.scheme import PositionScheme, Table
+from relpos_fairseq.scheme import PositionScheme
 
 FILLS = ("tile", "interpolate")
 
@@ -99,11 +99,9 @@ def resize(table: Tensor, length: int, fill: str | None, report: ConversionRepor
         report.limit(f"inputs of up to {known} tokens")
         return table.index_select(axis, torch.arange(length, device=table.device) % known)
     report.lose(f"{known} absolute positions are stretched over {length}")
-    where = torch.arange(length, dtype=torch.float64, device=table.device)
-    where = where * (known - 1) / (length - 1)
+    where = torch.arange(length, dtype=torch.float64, device=table.device) * (known - 1) / (length - 1)
     below = where.floor().long().clamp(max=max(known - 2, 0))
-    share = (where - below).to(table.dtype)
-    share = share.view(-1, *[1] * (table.dim() - axis - 1))
+    share = (where - below).to(table.dtype).view(-1, *[1] * (table.dim() - axis - 1))
     above = (below + 1).clamp(max=known - 1)
     return torch.lerp(table.index_select(axis, below), table.index_select(axis, above), share)
 
@@ -112,7 +110,7 @@ def fold(
     content: State, tables: Tables, source: PositionPlan, target: PositionPlan, report: ConversionReport
 ) -> tuple[State, Tables]:
     """Bring a model from the scale of `source` to that of `target`, every logit unchanged."""
-    content, scaled, said = dict(content), dict(tables), {}
+    content, scaled = dict(content), {name: list(rows) for name, rows in tables.items()}
     for layer in range(count_layers(content)):
         old, new = source.of_layer(layer), target.of_layer(layer)
         factor = math.sqrt(new.scale_constant / old.scale_constant)
@@ -122,7 +120,12 @@ def fold(
         if bent:
             report.lose(f"another scale under {bent[0]}, whose logits do not grow with q")
             continue
-        every = [table for plan in (old, new) for table in _tables(plan)]
+        every = [
+            place.scheme.table_of(name)
+            for plan in (old, new)
+            for place in places(plan)
+            for name, _ in place.build(plan, 0).named_parameters()
+        ]
         query = math.sqrt(factor) if any(table.multiplies_both for table in every) else factor
         key = factor / query
         for projection, by in (("q_proj", query), ("k_proj", key)):
@@ -131,25 +134,12 @@ def fold(
                 content[name] = content[name] * by
         for place in places(source):
             if layer < len(scaled[place.name]):
-                scaled[place.name] = [
-                    _grown(place, params, query, key) if number == layer else params
-                    for number, params in enumerate(scaled[place.name])
-                ]
-        said[
+                params = scaled[place.name][layer]
+                powers = {name: place.scheme.table_of(name).grows for name in params}
+                factors = {name: query**of_query * key**of_key for name, (of_query, of_key) in powers.items()}
+                scaled[place.name][layer] = {name: value * factors[name] for name, value in params.items()}
+        report.step(
             f"scale 1/sqrt({old.scale_constant:g}d) -> 1/sqrt({new.scale_constant:g}d), folded "
             f"into the projection of q (times {query:.6g})" + (f" and of k (times {key:.6g})" if key != 1 else "")
-        ] = None
-    for line in said:
-        report.step(line)
+        )
     return content, scaled
-
-
-def _grown(place: Place, params: Params, query: float, key: float) -> Params:
-    powers = {name: place.scheme.table_of(name).grows for name in params}
-    return {name: value * (query ** powers[name][0] * key ** powers[name][1]) for name, value in params.items()}
-
-
-def _tables(plan: PositionPlan) -> list[Table]:
-    return [
-        place.scheme.table_of(name) for place in places(plan) for name, _ in place.build(plan, 0).named_parameters()
-    ]

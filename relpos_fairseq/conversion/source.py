@@ -12,7 +12,7 @@ from torch import Tensor
 from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.ledger import Ledger
-from relpos_fairseq.conversion.report import ConversionReport, Outputs, PairProbe
+from relpos_fairseq.conversion.report import ConversionReport, NotComparedError, Outputs, PairProbe
 from relpos_fairseq.conversion.vocabulary import Vocabulary
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, RANKING, REGRESSION, SPANS, TOKENS, Head, classifier_of
 from relpos_fairseq.placement import PositionPlan
@@ -137,6 +137,15 @@ class GeneratingSource(Source):
     report: ConversionReport = field(default_factory=lambda: ConversionReport("", ""))
     known: list[bool] | None = None
     takes: tuple[str, ...] = ()
+
+
+def never_run(why: str) -> Callable[..., Tensor]:
+    """Return the `logits` of a source that relpos does not run: they raise NotComparedError, which says why."""
+
+    def run(pair: PairProbe) -> Tensor:
+        raise NotComparedError(why)
+
+    return run
 
 
 def separators_of(task: dict[str, Any]) -> int | None:

@@ -30,8 +30,8 @@ from torch.nn.functional import pad
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.names import TRANSFORMER_XL, matching
-from relpos_fairseq.conversion.report import ConversionError, NotComparedError, PairProbe
-from relpos_fairseq.conversion.source import GeneratingSource
+from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.conversion.source import GeneratingSource, never_run
 from relpos_fairseq.conversion.vocabulary import NEVER, Vocabulary, order_words, take_rows
 from relpos_fairseq.conversion.weight_files import UnknownObject, safe_unpickle, tensors_of
 from relpos_fairseq.conversion.writer import GeneratingModel
@@ -44,6 +44,8 @@ MARKS = (b"word_emb", b"emb_layers", b"dec_attn")  # names in a pickle of either
 HEAD = 1 << 22  # bytes that hold names; numbers follow them
 KIND = "segment_language_modeling"
 BUFFERS = ("version", "_float_tensor")
+CACHE, TEXT = "cache.pt", "vocab.txt"
+_WHOLE = "give the whole module, as its train.py saves it"
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,6 @@ def embeddings(state: dict[str, Tensor]) -> list[Tensor]:
     return [state[name] for name in names if name in state]
 
 
-def projections(original: OriginalXL, layer: int) -> list[Tensor]:
-    """Return the weights (width, width) of a layer's queries, keys and values."""
-    names = ("q_net", "kv_net") if original.absolute else ("qkv_net",)
-    weights = [original.state[f"layers.{layer}.dec_attn.{name}.weight"] for name in names]
-    return list(torch.cat(weights).chunk(3))
-
-
 def is_original_xl(path: Path) -> bool:
     """Tell whether a file's pickle names the original model's tensors; nothing is unpickled."""
     if not path.is_file():
@@ -152,18 +147,15 @@ def read_original_xl(path: Path, data: Path | None) -> GeneratingSource:
     state = {name: part for name, part in model.state_dict().items() if name.endswith(BUFFERS)}
     load_tensors(model, state | xl_state(original, vocabulary), original.state["layers.0.dec_attn.o_net.weight"].dtype)
     loss = "adaptive_loss" if values.get("adaptive_input") else "cross_entropy"
+    about = {"task": {"tokens_per_sample": values["tokens_per_sample"]}}
+    about["criterion"] = {"_name": loss, "sentence_avg": False}
     return GeneratingSource(
         kind="released Transformer-XL",
         path=path,
-        model=GeneratingModel(
-            KIND,
-            values,
-            rows,
-            model.state_dict(),
-            task={"tokens_per_sample": values["tokens_per_sample"]},
-            criterion={"_name": loss, "sentence_avg": False},
+        model=GeneratingModel(KIND, values, rows, model.state_dict(), **about),
+        logits=never_run(
+            "relpos runs no code of Transformer-XL's original repository; evaluate the result on its data"
         ),
-        logits=_run,
         texts={"dict.txt": vocabulary.dictionary()},
         notes=original.notes,
         ledger=_ledger(original),
@@ -196,17 +188,6 @@ def _ledger(original: OriginalXL) -> Ledger:
             ledger.mark("tensors", NEUTRAL, [name], _BUFFERS[template])
     ledger.mark("tensors", USED, original.state.read)
     return ledger
-
-
-def _run(pair: PairProbe) -> Tensor:
-    """Decline to run the original code, which relpos never executes.
-
-    Raises:
-        NotComparedError: always.
-    """
-    raise NotComparedError(
-        "relpos runs no code of Transformer-XL's original repository; evaluate the result on its data"
-    )
 
 
 def _read_model(path: Path) -> OriginalXL:
@@ -264,9 +245,6 @@ def _of_state(path: Path, state: dict[str, Any]) -> OriginalXL:
     return OriginalXL(path, tensors, heads, kind, cutoffs, notes=[f"{note} ({_WHOLE})"])
 
 
-_WHOLE = "give the whole module, as its train.py saves it"
-
-
 def _check(original: OriginalXL) -> None:
     """Raise an error if the model has a part that cannot be converted.
 
@@ -276,25 +254,10 @@ def _check(original: OriginalXL) -> None:
     path, state = original.path, original.state
     if not embeddings(state) or "crit.out_layers.0.bias" not in state:
         raise KeyError("its embedding or crit.out_layers")
-    if original.absolute:
-        _check_absolute(original)
-    width, inner = state["layers.0.dec_attn.o_net.weight"].shape
-    if width != inner:
-        raise ConversionError(
-            f"{path}: {original.heads} heads of {inner // original.heads} are {inner} channels, "
-            f"and the model has {width}: ours divides the width among the heads"
-        )
-
-
-def _check_absolute(original: OriginalXL) -> None:
-    """Raise an error if our schemes cannot express the model's absolute positions.
-
-    Raises:
-        ConversionError: names the file and why.
-    """
-    if not original.segment:
+    refused = ""
+    if original.absolute and not original.segment:
         refused = f"does not say its segment and memory, which its positions need: {_WHOLE}"
-    elif original.pre_norm:
+    elif original.absolute and original.pre_norm:
         refused = (
             "has pre_lnorm, under which its queries, unlike its keys and values, read the layer's "
             "input without layer norm: give a model without"
@@ -304,12 +267,14 @@ def _check_absolute(original: OriginalXL) -> None:
             f"clamps positions at {original.clamp_len}, short of its segment and memory of "
             f"{original.reach}: give a model without clamp_len"
         )
-    else:
-        return
-    raise ConversionError(f"{original.path} has attn_type {original.attn_type} and {refused}")
-
-
-CACHE, TEXT = "cache.pt", "vocab.txt"
+    if refused:
+        raise ConversionError(f"{path} has attn_type {original.attn_type} and {refused}")
+    width, inner = state["layers.0.dec_attn.o_net.weight"].shape
+    if width != inner:
+        raise ConversionError(
+            f"{path}: {original.heads} heads of {inner // original.heads} are {inner} channels, "
+            f"and the model has {width}: ours divides the width among the heads"
+        )
 
 
 def read_vocabulary(folder: Path, types: int) -> Vocabulary:
@@ -342,13 +307,9 @@ def read_vocabulary(folder: Path, types: int) -> Vocabulary:
     return order_words(symbols, special, str(path), cut_at_spaces=True)
 
 
-SEGMENT, MEMORY = 128, 0  # where a state_dict does not say
-
-
 def xl_values(original: OriginalXL, vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the values of RelPosTransformerXLConfig, and the task's `tokens_per_sample`."""
     state, width = original.state, original.width
-    kind = f"attn_type {original.attn_type}"
     values = {
         "decoder_embed_dim": width,
         "decoder_ffn_embed_dim": len(state["layers.0.pos_ff.CoreNet.0.weight"]),
@@ -361,14 +322,14 @@ def xl_values(original: OriginalXL, vocabulary: Vocabulary) -> dict[str, Any]:
         "dropout": original.dropout[0],
         "activation_dropout": original.dropout[0],
         "attention_dropout": original.dropout[1],
-        "mem_len": MEMORY if original.mem_len is None else original.mem_len,
+        "mem_len": original.mem_len or 0,
         "same_length": original.same_length,
-        "tokens_per_sample": original.segment or SEGMENT,
+        "tokens_per_sample": original.segment or 128,  # a state_dict says neither this nor mem_len
     }
     if original.absolute:
         values |= {"position_scheme": "none", "window_positions": KINDS[original.attn_type - 1]}
     else:
-        values["position_scheme"] = named_elsewhere("transformer-xl")[kind]
+        values["position_scheme"] = named_elsewhere("transformer-xl")[f"attn_type {original.attn_type}"]
     if original.attn_type == 0:
         values |= {"position_query_bias": "shared", "clamp_len": str(original.clamp_len)}
     elif original.attn_type == 1:
@@ -381,10 +342,8 @@ def xl_values(original: OriginalXL, vocabulary: Vocabulary) -> dict[str, Any]:
     cutoffs = ",".join(str(end + vocabulary.rows.count(-1)) for end in original.cutoffs)
     values |= {"adaptive_input": True, "decoder_input_dim": first}
     values |= {f"adaptive_{side}_cutoff": cutoffs for side in ("input", "softmax")}
-    return values | {
-        "adaptive_input_factor": _factor(original, first),
-        "adaptive_softmax_factor": _factor(original, width),
-    }
+    sides = (("input", first), ("softmax", width))
+    return values | {f"adaptive_{side}_factor": _factor(original, widest) for side, widest in sides}
 
 
 def _factor(original: OriginalXL, width: int) -> float:
@@ -418,9 +377,10 @@ def xl_state(original: OriginalXL, vocabulary: Vocabulary) -> State:
     if any(row >= original.bands[0][1] for row in vocabulary.rows[:4]):
         raise ConversionError(f"{original.path}: <eos> and <unk> must lie in the first band")
     found = {ours: original.state[name] for name in original.state if (ours := TRANSFORMER_XL.ours(name))}
+    names = ("q_net", "kv_net") if original.absolute else ("qkv_net",)
     for layer in range(original.layers):
         target = f"decoder.layers.{layer}."
-        parts = projections(original, layer)
+        parts = torch.cat([original.state[f"layers.{layer}.dec_attn.{name}.weight"] for name in names]).chunk(3)
         found |= {f"{target}self_attn.{name}_proj.weight": part for name, part in zip("qkv", parts, strict=True)}
         if original.absolute:
             continue

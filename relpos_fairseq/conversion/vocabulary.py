@@ -25,6 +25,9 @@ from relpos_fairseq.text.transformers_files import transformers_files
 
 # Settings of a tokenizer that change no id, and go back as they were.
 CARRIED = ("padding_side", "truncation_side", "chat_template", "pad_to_multiple_of")
+# Google's BERT: [UNK] [CLS] [SEP] [MASK] where no vocabulary says otherwise.
+_BERT_IDS = {"<pad>": 0, "<unk>": 100, "<s>": 101, "</s>": 102, MASK: 103}
+_ROBERTA_IDS = {name: number for number, name in enumerate(SPECIAL)}
 NEVER = -1e4  # the logit of a row that the source does not have: its probability is 0, and fp16 holds it
 
 
@@ -69,6 +72,12 @@ class Vocabulary:
         return "".join(f"{symbol} 1\n" for symbol in self.symbols)
 
 
+def symbols_of(files: list[Path]) -> list[str]:
+    """Return the symbols of our rows from the dictionary among a checkpoint's files; none without one."""
+    path = next((path for path in files if path.name == DICTIONARY), None)
+    return [*SPECIAL, *read_dictionary(path), MASK] if path else []
+
+
 def order_words(
     symbols: list[str], special: dict[str, str | None], where: str, cut_at_spaces: bool = False
 ) -> Vocabulary:
@@ -94,11 +103,6 @@ def order_words(
     first = [numbers.get(name, -1) for name in special.values()]
     rest = [number for symbol, number in numbers.items() if symbol not in special.values()]
     return Vocabulary([symbols[number] for number in rest], first + rest)
-
-
-# Google's BERT: [UNK] [CLS] [SEP] [MASK] where no vocabulary says otherwise.
-_BERT_IDS = {"<pad>": 0, "<unk>": 100, "<s>": 101, "</s>": 102, MASK: 103}
-_ROBERTA_IDS = {name: number for number, name in enumerate(SPECIAL)}
 
 
 def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabulary:

@@ -43,53 +43,43 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     Raises:
         ConversionError: no file of weights, a part of several is missing, or one is truncated.
     """
-    for name in _WEIGHTS:
-        path = folder / name
-        if not path.is_file():
-            continue
-        if path.suffix != ".json":
-            return _read(path)
-        parts = sorted(set(_weight_map(path).values()))
-        lost = [part for part in parts if not (folder / part).is_file()]
-        if lost:
-            raise ConversionError(
-                f"{folder} lacks {', '.join(lost)} of the {len(parts)} files of weights that "
-                f"{name} lists: copy the whole folder"
-            )
-        state: dict[str, Tensor] = {}
-        for part in parts:
-            state |= _read(folder / part)
-        absent = sorted(set(_weight_map(path)) - set(state))
-        if absent:
-            raise ConversionError(
-                f"{name} lists {len(absent)} tensors that no file holds ({absent[0]}): the folder mixes two models"
-            )
-        return state
-    raise ConversionError(f"{folder} holds no weights: one of {', '.join(_WEIGHTS)} is needed")
+    path, *parts = weight_files(folder)
+    if path.suffix != ".json":
+        return _read(path)
+    if lost := [part.name for part in parts if not part.is_file()]:
+        raise ConversionError(
+            f"{folder} lacks {', '.join(lost)} of the {len(parts)} files of weights that "
+            f"{path.name} lists: copy the whole folder"
+        )
+    state = {name: value for part in parts for name, value in _read(part).items()}
+    if absent := sorted(read_json(path)["weight_map"].keys() - state):
+        raise ConversionError(
+            f"{path.name} lists {len(absent)} tensors that no file holds ({absent[0]}): the folder mixes two models"
+        )
+    return state
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files from which `read_weights` reads a folder's tensors."""
-    path = next(folder / name for name in _WEIGHTS if (folder / name).is_file())
-    parts = sorted(set(_weight_map(path).values())) if path.suffix == ".json" else []
-    return [path, *(folder / part for part in parts)]
+    """Return the files from which `read_weights` reads a folder's tensors: one, or an index and those that it lists.
 
-
-def _weight_map(path: Path) -> dict[str, str]:
+    Raises:
+        ConversionError: there is none, or an index lists no files.
+    """
+    path = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
+    if path is None:
+        raise ConversionError(f"{folder} holds no weights: one of {', '.join(_WEIGHTS)} is needed")
+    if path.suffix != ".json":
+        return [path]
     found = read_json(path).get("weight_map")
     if not isinstance(found, dict) or not all("/" not in str(v) for v in found.values()):
         raise ConversionError(f"{path} has no weight_map of file names: copy it again")
-    return found
+    return [path, *(folder / part for part in sorted(set(found.values())))]
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    library = import_safetensors() if path.suffix == ".safetensors" else None
     try:
-        if path.suffix == ".safetensors":
-            state = import_safetensors().load_file(str(path))
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except ConversionError:
-        raise
+        state = library.load_file(str(path)) if library else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # both libraries raise many types for a broken file
         raise ConversionError(unreadable(path, error, "file of weights")) from None
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
@@ -134,14 +124,10 @@ class UnknownObject:
         if isinstance(state, dict):
             self.__dict__.update({str(name): value for name, value in state.items()})
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Drop items of a dictionary's subclass."""
+    def __setitem__(self, *items: Any) -> None:
+        """Drop items of a dictionary's or a list's subclass."""
 
-    def append(self, item: Any) -> None:
-        """Drop items of a list's subclass."""
-
-    def extend(self, items: Any) -> None:
-        """Drop items of a list's subclass."""
+    append = extend = __setitem__
 
 
 class _Unpickler(pickle.Unpickler):
@@ -149,10 +135,6 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) in _CALLED:
             return _CALLED[module, name]
         return type(name, (UnknownObject,), {"__module__": module})
-
-
-def _load(file: Any, **options: Any) -> Any:
-    return _Unpickler(file, **options).load()
 
 
 def safe_unpickle(path: Path, kind: str = "checkpoint") -> Any:
@@ -165,7 +147,8 @@ def safe_unpickle(path: Path, kind: str = "checkpoint") -> Any:
     Raises:
         ConversionError: the file is truncated, or of TorchScript or a tar, which are not read so.
     """
-    reader = SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__="safe_unpickle")
+    reader = SimpleNamespace(Unpickler=_Unpickler, __name__="safe_unpickle")
+    reader.load = lambda file, **options: _Unpickler(file, **options).load()
     try:
         if "archive" in (found := file_kind(path)):
             raise ValueError(found)

@@ -25,6 +25,7 @@ from relpos_fairseq.placement import decode_text
 from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 
 CHECKPOINT = "model.pt"
+IDENTITY = ".positions.scheme_version"
 
 
 @dataclass
@@ -73,27 +74,24 @@ def checkpoint_of(
     names = {part.name for part in fields(RelPosRobertaConfig)}
     known = {name: values[name] for name in names & set(values) if values[name] is not None}
     model = OmegaConf.merge(RelPosRobertaConfig(), known | {"_name": "relpos_roberta"})
-    return fairseq_checkpoint(config_of(model, task, criterion), state, about, "MaskedLmLoss")
+    return fairseq_checkpoint(model, task, criterion, state, about, "MaskedLmLoss")
 
 
-def config_of(model: Any, task: Any, criterion: dict[str, Any]) -> Any:
-    """Return fairseq's config with a model's, a task's and a criterion's own."""
+def fairseq_checkpoint(
+    model: Any, task: Any, criterion: dict[str, Any], state: State, about: dict[str, Any], loss: str
+) -> dict[str, Any]:
+    """Return what fairseq saves of a model of these configs after no update; `loss` is the name of a class."""
     cfg = OmegaConf.structured(FairseqConfig())
     with open_dict(cfg):
         OmegaConf.set_struct(cfg, False)
         cfg.model, cfg.task, cfg.criterion = model, task, criterion
-    return cfg
-
-
-def fairseq_checkpoint(cfg: Any, state: State, about: dict[str, Any], criterion: str) -> dict[str, Any]:
-    """Return what fairseq saves of a model after no update; `criterion` is the name of a class."""
     return {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
         "model": state,
         "criterion": {},
         "optimizer_history": [
-            {"criterion_name": criterion, "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
+            {"criterion_name": loss, "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
         ],
         "task_state": {},
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
@@ -174,9 +172,6 @@ def _own_options(config: type, given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not str(value).startswith("${")}
 
 
-IDENTITY = ".positions.scheme_version"
-
-
 @dataclass
 class GeneratingModel:
     """The config and tensors of a translation or language model, from which a checkpoint is made.
@@ -210,12 +205,10 @@ class GeneratingModel:
         known = {part.name for part in fields(task)}
         told = {key: value for key, value in self.task.items() if key in known}
         told |= {"_name": self.task.get("_name", self.kind), "data": "."}
-        cfg = config_of(
-            OmegaConf.merge(config(), self.values | {"_name": name}),
-            OmegaConf.merge(task(), told),
-            {"_name": criterion} | self.criterion,
-        )
-        return fairseq_checkpoint(cfg, self.state, about, "CrossEntropyCriterion")
+        model = OmegaConf.merge(config(), self.values | {"_name": name})
+        told = OmegaConf.merge(task(), told)
+        loss = {"_name": criterion} | self.criterion
+        return fairseq_checkpoint(model, told, loss, self.state, about, "CrossEntropyCriterion")
 
 
 def plain_task(task: Any) -> dict[str, Any]:
