@@ -51,6 +51,17 @@ def _model_of(checkpoint: dict[str, Any], path: Path) -> State:
     return state
 
 
+def check_finite(tensors: State, path: Path) -> None:
+    """Raise an error that names a tensor with numbers that are none.
+
+    Raises:
+        ConversionError: there is one.
+    """
+    broken = next((n for n, v in tensors.items() if v.is_floating_point() and not v.isfinite().all()), None)
+    if broken:
+        raise ConversionError(f"{path}: {broken} holds NaN or infinite values: copy it again")
+
+
 def read_file(path: Path) -> dict[str, Any]:
     """Read a dictionary that torch saved, safely.
 

@@ -52,6 +52,7 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
     _check_names(folder, unknown, missing, ROBERTA_TYPE)
     state, values = {name.removeprefix(ROBERTA_PREFIX): value for name, value in weights.items()}, config["values"]
     state.setdefault(TIED, state[EMBEDDING])
+    state = building.fill_shared(state, building.roberta_shared_names(values, state))
     source = EncoderSource(
         kind=f"{ROBERTA_TYPE} of transformers",
         path=folder,
@@ -153,10 +154,7 @@ def read_exported_generating(folder: Path, config: dict[str, Any]) -> Generating
     own, shared = model.state_dict(), building.shared_names(model)
     unknown = [n for n in weights if n.removeprefix(GENERATING_PREFIX) not in own or GENERATING_PREFIX not in n]
     state = {name.removeprefix(GENERATING_PREFIX): value for name, value in weights.items()}
-    for name, source in shared.items():
-        known = state.get(name, state.get(source))
-        if known is not None:
-            state[name] = state[source] = known
+    state = building.fill_shared(state, shared)
     missing = [GENERATING_PREFIX + name for name in own if name not in state and not name.endswith("version")]
     _check_names(folder, unknown, missing, config["model_type"])
     state |= {name: value for name, value in own.items() if name.endswith("version")}

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.conversion.algebra import convert, match_members
+from relpos_fairseq.conversion.checkpoints import check_finite
 from relpos_fairseq.conversion.huggingface_export import check_written, export_order, outputs_of_folder, save_hf, to_hf
 from relpos_fairseq.conversion.huggingface_folder import FAMILIES
 from relpos_fairseq.conversion.in_transformers import transformers_release
@@ -221,10 +222,7 @@ class CheckpointResult(Result):
         Raises:
             ConversionError: names one.
         """
-        tensors = self.checkpoint["model"]
-        broken = next((n for n, v in tensors.items() if v.is_floating_point() and not v.isfinite().all()), None)
-        if broken:
-            raise ConversionError(f"{self.source.path}: {broken} holds NaN or infinite values: copy it again")
+        check_finite(self.checkpoint["model"], self.source.path)
 
     def finish(self, place: Path, differences: dict[str, float], log: Log) -> None:
         source, report, about = self.source, self.report, self.checkpoint["conversion"]
@@ -280,7 +278,7 @@ def keep_scheme(job: Job, source: GeneratingSource) -> CheckpointResult:
         raise ConversionError(f"--{wrong[0].split()[0]} says nothing here: leave it out")
     model, report = source.model, source.report
     checkpoint = model.checkpoint({})
-    limits = (model.values.get(f"max_{side}_positions") for side in ("source", "target"))
+    limits = map(model.values.get, ("max_source_positions", "max_target_positions", "tokens_per_sample"))
     longest = min([n for n in limits if isinstance(n, int)], default=LENGTH)
     pair = PairProbe.draw(model.rows, longest, job.seed)
     known = slice(None) if source.known is None else torch.tensor(source.known)

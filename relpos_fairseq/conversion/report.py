@@ -144,7 +144,7 @@ class PairProbe:
     def draw(cls, rows: tuple[int, int], longest: int, seed: int, batch: int = 3) -> PairProbe:
         """Draw `batch` pairs for embeddings of so many rows, at most `longest` tokens each."""
         random = torch.Generator().manual_seed(seed)
-        length = max(min(longest, 40), SHORTEST)
+        length = min(longest, 40)
         source, target = (
             torch.randint(FIRST, max(count, FIRST + 1), (batch, length), generator=random) for count in rows
         )

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from fairseq.modules import AdaptiveInput
+from torch import Tensor, nn
 
 from relpos_fairseq.export.model_adapters import Graph, ModelAdapter, adapter_of
 from relpos_fairseq.export.optional_imports import ExportError, require
@@ -45,6 +46,7 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> float:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, "onnx")
     model, _ = load_checkpoint(checkpoint, data)
+    embed_plainly(model)
     kind = adapter_of(model.float().eval())
     with atomic_folder(out) as folder:
         runs, facts = {}, {}
@@ -101,6 +103,16 @@ def silence() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@torch.no_grad()
+def embed_plainly(model: nn.Module) -> None:
+    """Replace adaptive embeddings, whose choice of a table is no graph, by one table of what they give, in place."""
+    for part in model.modules():
+        adaptive = getattr(part, "embed_tokens", None)
+        if isinstance(adaptive, AdaptiveInput):
+            rows = adaptive(torch.arange(adaptive.cutoff[-1]))
+            part.embed_tokens = nn.Embedding.from_pretrained(rows, padding_idx=adaptive.padding_idx)
 
 
 def write(graph: Graph, path: Path) -> None:

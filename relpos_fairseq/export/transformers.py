@@ -49,6 +49,19 @@ class OwnCode:
         """Do nothing: `RelPosConfig.save_pretrained` writes the code, since releases differ in what they copy."""
 
 
+class Tied(OwnCode):
+    """Base class of models whose parameters are tied when they are built; `shared` maps names to first names."""
+
+    shared: dict[str, str]
+
+    def tie_weights(self, *given, **how) -> None:
+        """Tie parameters again, since loading may have replaced them by separate tensors."""
+        super().tie_weights(*given, **how)
+        for name, source in getattr(self, "shared", {}).items():
+            module, _, part = name.rpartition(".")
+            setattr(self.get_submodule(module), part, self.get_parameter(source))
+
+
 class RelPosConfig(OwnCode, PretrainedConfig):
     """Config of a relpos model, by the names of its fairseq config.
 
@@ -83,7 +96,7 @@ class RelPosConfig(OwnCode, PretrainedConfig):
         super().save_pretrained(save_directory, *given, **how)
 
 
-class RelPosPreTrained(OwnCode, PreTrainedModel):
+class RelPosPreTrained(Tied, PreTrainedModel):
     """Base class of RoBERTa with and without heads: a RelPosRobertaModel named `roberta`."""
 
     config_class = RelPosConfig
@@ -101,6 +114,7 @@ class RelPosPreTrained(OwnCode, PreTrainedModel):
             self.roberta = RelPosRobertaModel.build_model(namespace(config.values), task)
             self.add_head(config)
         shared = {name: source for name, source in shared_names(self).items() if name != ROBERTA_PREFIX + TIED}
+        self.shared = shared
         if shared:  # tables that layers share
             own = self._tied_weights_keys
             self._tied_weights_keys = own | shared if self.is_new else [*own, *shared]
@@ -263,7 +277,7 @@ class DecodingCache:
         self.decoder.reorder_incremental_state_scripting(self.state, beam_idx)
 
 
-class _Generating(OwnCode, PreTrainedModel, transformers.GenerationMixin):
+class _Generating(Tied, PreTrainedModel, transformers.GenerationMixin):
     """Base class of models that generate: a model of GENERATING_KINDS named `model`."""
 
     our_kind: str
@@ -290,13 +304,6 @@ class _Generating(OwnCode, PreTrainedModel, transformers.GenerationMixin):
 
     def get_output_embeddings(self) -> None:
         """Return None: tied parameters are tied when the model is built."""
-
-    def tie_weights(self, *given, **how) -> None:
-        """Tie parameters again, since loading may have replaced them by separate tensors."""
-        super().tie_weights(*given, **how)
-        for name, source in self.shared.items():
-            module, _, part = name.rpartition(".")
-            setattr(self.get_submodule(module), part, self.get_parameter(source))
 
     def decode(
         self, tokens: Tensor, source: dict | None, cache: DecodingCache | None, use_cache: bool

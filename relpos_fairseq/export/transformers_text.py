@@ -46,6 +46,11 @@ def symbols_of(text: Path, rows: int, language: str | None = None) -> list[str]:
     return symbols
 
 
+def _masks(sides: list[list[str]]) -> bool:
+    """Return whether the symbols of every side have <mask>, as the same id: it is one id of a tokenizer."""
+    return all(MASK in side for side in sides) and len({side.index(MASK) for side in sides}) == 1
+
+
 class RelPosTokenizer(PreTrainedTokenizer):
     """Split text as the checkpoint's training data was split, by the files in the folder's `text/`.
 
@@ -69,7 +74,7 @@ class RelPosTokenizer(PreTrainedTokenizer):
         self.side = 0  # of input; the last one is the output's
         for name, symbol in NAMES.items():
             rest.setdefault(f"{name}_token", symbol)
-        if MASK in self.numbers[0]:
+        if _masks(self.symbols):
             rest.setdefault("mask_token", MASK)
         if self.facts["segments"]:
             self.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -165,7 +170,8 @@ def write_tokenizer(
         facts = {"form": form, "languages": languages, "rows": rows}
         write_json(folder / FACTS, facts | {"separators": separators, "segments": segments})
         settings: dict[str, Any] = {f"{name}_token": symbol for name, symbol in NAMES.items()}
-        settings |= {"mask_token": MASK} if MASK in symbols else {}
+        every = [symbols_of(text, count, language) for language, count in sides]
+        settings |= {"mask_token": MASK} if _masks(every) else {}
         settings |= {} if longest is None else {"model_max_length": longest}
         settings["tokenizer_class"] = RelPosTokenizer.__name__
         settings["auto_map"] = {"AutoTokenizer": [f"{CODE}.{RelPosTokenizer.__name__}", None]}

@@ -141,6 +141,20 @@ def shared_names(model: nn.Module) -> dict[str, str]:
     return found
 
 
+def fill_shared(state: State, shared: dict[str, str]) -> State:
+    """Return tensors under all names of tied parameters, of which they may have any; `shared` as of `shared_names`."""
+    known = dict(state)
+    for name, first in shared.items():
+        if name in known:
+            known.setdefault(first, known[name])
+    return known | {name: known[first] for name, first in shared.items() if first in known}
+
+
+def roberta_shared_names(values: dict[str, Any], state: State) -> dict[str, str]:
+    """Map names of tied parameters of a relpos_roberta, as `shared_names`."""
+    return shared_names(RelPosRobertaModel.build_model(namespace(values), _roberta_task(state, values)))
+
+
 @torch.no_grad()
 def run_generating(
     kind: str, values: dict[str, Any], rows: tuple[int, int], state: State, source: Tensor, target: Tensor

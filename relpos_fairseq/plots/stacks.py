@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from relpos_fairseq.terms import PositionTerms
 from relpos_fairseq.text import load_tokenizer, provenance
 from relpos_fairseq.text.assets import tokenizer_folder
 
+_EMBEDDING = re.compile(r"embed_tokens\.(embeddings\.\d+\.0\.)?weight$")  # whole, or a part of an adaptive one
 SPECIALS = 4  # fairseq's own symbols: <s>, <pad>, </s>, <unk>
 
 
@@ -98,11 +101,10 @@ def one_line(error: Exception) -> str:
 
 def stand_in(folder: Path, state: dict) -> None:
     """Write dictionaries as large as the checkpoint's embeddings."""
-    rows = {
-        key.partition(".")[0]: len(value)
-        for key, value in state["model"].items()
-        if key.endswith("embed_tokens.weight")
-    }
+    rows: Counter = Counter()
+    for key, value in state["model"].items():
+        if _EMBEDDING.search(key):
+            rows[key.partition(".")[0]] += len(value)
     task = state["cfg"]["task"] if state.get("cfg") is not None else vars(state["args"])
     source, target = task.get("source_lang") or "source", task.get("target_lang") or "target"
     # fairseq infers languages that it was not told from the name of any such file.

@@ -27,10 +27,11 @@ from relpos_fairseq.text import provenance
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import SPECIAL, UNK, read_dictionary
 from relpos_fairseq.text.folders import FILES, holds_tokenizer, load_tokenizer, tokenizer_paths
-from relpos_fairseq.text.levels import LevelText
+from relpos_fairseq.text.levels import BUILT_IN, LevelText
 from relpos_fairseq.text.tokenizer import (
     SENTENCEPIECE,
     SENTENCEPIECE_MODEL,
+    SUBWORD_NMT,
     load_sentencepiece,
     load_subwords,
     stands_alone,
@@ -150,16 +151,40 @@ def read_text(folder: Path, language: str | None = None) -> Text:
         return SentencePieceText(model, read_dictionary(folder / f"dict.{language}.txt"))
     manifest = manifest_of(folder)
     facts = (manifest and read_json(manifest)) or {}
+    _check_facts(facts, manifest)
     settings = facts.get("settings", {})
     if language and {"languages", "tokenizer", "bpe"} <= settings.keys():
         if language not in settings["languages"]:
             known = " and ".join(settings["languages"])
             raise UserError(f"{manifest} is of {known}, and the model asks for {language}")
-        return ParallelText(language, settings["tokenizer"], settings["bpe"], unit_file(folder, settings["bpe"]))
+        units = None if settings["bpe"] == "none" else unit_file(folder, settings["bpe"])
+        return ParallelText(language, settings["tokenizer"], settings["bpe"], units)
     if level := facts.get("level"):
         return LevelText(level, unit_file(folder, level) if level == SENTENCEPIECE else None)
     place = tokenizer_folder(folder)
     return TokenizerText(place) if place else SymbolText()
+
+
+_FACTS = {"tokenizer": ("moses", "none"), "bpe": (SUBWORD_NMT, SENTENCEPIECE, "none")}  # of a manifest's settings
+
+
+def _check_facts(facts: dict[str, Any], manifest: Path | None) -> None:
+    """Raise an error that names what a manifest says of its text and no version of ours does.
+
+    Raises:
+        UserError: as said.
+    """
+    settings = facts.get("settings", {})
+    wrong: dict[str, Any] = {} if isinstance(settings, dict) else {"settings": settings}
+    said = {} if wrong else settings
+    wrong |= {name: said[name] for name, known in _FACTS.items() if name in said and said[name] not in known}
+    languages = said.get("languages", [])
+    if not isinstance(languages, list) or not all(isinstance(one, str) for one in languages):
+        wrong["languages"] = languages
+    if (level := facts.get("level")) not in (None, SENTENCEPIECE, *BUILT_IN):
+        wrong["level"] = level
+    for name, value in wrong.items():
+        raise UserError(f"{manifest}: {name} is {value!r}, which no version writes: prepare the data again")
 
 
 # Ids of a folder's dictionary

@@ -159,12 +159,14 @@ class SentencePieces(Level):
         return Counter({piece: found[piece] for piece in self.usable})
 
 
+BUILT_IN: dict[str, type[Words] | type[Characters] | type[Bytes]] = {"word": Words, "char": Characters, "byte": Bytes}
+
+
 def load_level(level: str, model: str | Path | None = None) -> Level:
     """Return the level of a name: "word", "sentencepiece" (of the file `model`), "char" or "byte"."""
     if model is not None:
         return SentencePieces(model)
-    levels: dict[str, type[Words] | type[Characters] | type[Bytes]] = {"word": Words, "char": Characters, "byte": Bytes}
-    return levels[level]()
+    return BUILT_IN[level]()
 
 
 class LevelText:

@@ -482,8 +482,12 @@ class SubwordNmt:
     def __init__(self, codes: Path):
         from subword_nmt.apply_bpe import BPE
 
-        with redirect_stderr(io.StringIO()), codes.open(encoding="utf-8") as file:
-            self.library = BPE(file)
+        with redirect_stderr(io.StringIO()) as said, codes.open(encoding="utf-8") as file:
+            try:
+                self.library = BPE(file)
+            except (SystemExit, ValueError, IndexError) as error:  # the library ends the program
+                told = " ".join(said.getvalue().split()) or error
+                raise UserError(f"{codes} holds no merges of subword-nmt ({told}): copy it again") from None
         self.subwords = lru_cache(REMEMBERED)(self.split)
 
     def split(self, word: str) -> str:

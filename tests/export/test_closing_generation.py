@@ -71,6 +71,89 @@ def test_models_of_any_length_are_opened(scheme, positions, tmp_path, capsys):
     assert "generate and its pipeline are ours" in capsys.readouterr().out or positions < 6
 
 
+ADAPTIVE = {"adaptive_softmax_cutoff": "8,16", "adaptive_input": True, "adaptive_input_cutoff": "8,16"}
+ADAPTIVE |= {"share_decoder_input_output_embed": False}
+
+
+@pytest.mark.parametrize("kind", ["language_modeling", "segment_language_modeling"])
+def test_adaptive_embeddings_are_exported(kind, tmp_path, capsys):
+    """Their parts are counted as rows; a graph has them as one table."""
+    checkpoint = checkpoint_of(kind, tmp_path / "model", **ADAPTIVE)
+    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert "logits with its cache, generate and its pipeline are ours" in capsys.readouterr().out
+    pytest.importorskip("onnxruntime")
+    assert relpos("export", "onnx", checkpoint, tmp_path / "graphs") == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("language_modeling", {"tokens_per_sample": n}) for n in (1, 2, 5, 39)]
+    + [("translation", {"max_source_positions": n, "max_target_positions": 53 - n}) for n in (3, 50)],
+)
+def test_short_tables_have_a_way_back(kind, more, tmp_path):
+    checkpoint = checkpoint_of(kind, tmp_path / "model", scheme="learned", **more)
+    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("convert", tmp_path / "out", "--to", "same", "--out", tmp_path / "back") == 0
+
+
+def test_a_beam_is_no_wider_than_fairseqs(tmp_path):
+    values = MODELS["translation"] | {"position_scheme": "m4"}
+    model = build_generating("translation", values, (5, 5))
+    assert transformers_folder.search_of(model).num_beams == 4
+
+
+@pytest.mark.parametrize("side", ["en", "de"])
+def test_a_mask_in_one_dictionary_is_no_symbol_of_the_other(side, tmp_path):
+    """A tokenizer of transformers has one id of it, and leaves out that id where it decodes."""
+    checkpoint = checkpoint_of("translation", tmp_path / "model")
+    path = checkpoint.parent / "text" / f"dict.{side}.txt"
+    lines = path.read_text().splitlines()
+    place = next(n for n, line in enumerate(lines) if line.startswith("w")) + 1
+    path.write_text("".join(f"{line}\n" for line in [*lines[:place], "<mask> 1", *lines[place + 1 :]]))
+    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+
+
+def test_numbers_that_are_none_are_named(tmp_path, capsys):
+    checkpoint = checkpoint_of("language_modeling", tmp_path / "model")
+    state = torch.load(checkpoint, weights_only=False)
+    state["model"]["decoder.layers.0.fc1.bias"][0] = float("nan")
+    torch.save(state, checkpoint)
+    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 2
+    assert f"{checkpoint}: decoder.layers.0.fc1.bias holds NaN" in capsys.readouterr().err
+
+
+SPOILT_TEXT = {
+    "settings": ({"settings": None}, "manifest.json: settings is None"),
+    "languages": ({"settings": {"languages": 5, "tokenizer": "moses", "bpe": "none"}}, "languages is 5"),
+    "others": ({"settings": {"languages": ["fr", "de"], "tokenizer": "moses", "bpe": "none"}}, "is of fr and de"),
+    "bpe": ({"settings": {"languages": ["en", "de"], "tokenizer": "moses", "bpe": "x"}}, "bpe is 'x', which no"),
+    "level": ({"level": "bpe"}, "manifest.json: level is 'bpe', which no version writes"),
+    "merges": (
+        {"settings": {"languages": ["en", "de"], "tokenizer": "moses", "bpe": "subword-nmt"}},
+        "bpe.codes holds no merges of subword-nmt",
+    ),
+}
+
+
+@pytest.mark.parametrize("spoilt", SPOILT_TEXT)
+def test_odd_text_is_one_line_that_names_it(spoilt, tmp_path, capsys):
+    facts, said = SPOILT_TEXT[spoilt]
+    checkpoint = checkpoint_of("translation", tmp_path / "model")
+    (checkpoint.parent / "text" / "manifest.json").write_text(json.dumps(facts))
+    (checkpoint.parent / "text" / "bpe.codes").write_text("#version: 0.2\na\n")
+    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert said in error and f"{checkpoint.parent / 'text'}/" in error and error.count("\n") == 1
+
+
+def test_whole_words_need_no_units(tmp_path, capsys):
+    checkpoint = checkpoint_of("translation", tmp_path / "model")
+    facts = {"settings": {"languages": ["en", "de"], "tokenizer": "moses", "bpe": "none"}}
+    (checkpoint.parent / "text" / "manifest.json").write_text(json.dumps(facts))
+    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert "ParallelText of this package, ids of 6 sentences" in capsys.readouterr().out
+
+
 SPOILT = {
     "weights": ("its logits differ from ours by",),
     "cache": (

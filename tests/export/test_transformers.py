@@ -9,6 +9,7 @@ import transformers
 from helpers import roberta
 from helpers.commands import relpos
 from helpers.conversion import config, random_state
+from helpers.exported import write_checkpoint
 from relpos_fairseq.conversion.writer import checkpoint_of
 from relpos_fairseq.export.transformers import AUTO, RelPosForSequenceClassification
 from relpos_fairseq.models.building import build_roberta
@@ -24,6 +25,9 @@ def exported(folder, scheme, **values):
     return build_roberta(source, state), folder / "out"
 
 
+PRICES = {"classification_head_name": "mine", "init_token": 0, "regression_target": True, "num_classes": 1}
+
+
 @pytest.mark.parametrize("scheme", [n for n in scheme_names() if not REGISTER[n].causal_only])
 def test_logits_are_the_models(scheme, tmp_path):
     model, folder = exported(tmp_path, scheme)
@@ -32,6 +36,27 @@ def test_logits_are_the_models(scheme, tmp_path):
     tokens[1, -2:] = 1
     found = loaded.eval()(tokens, attention_mask=(tokens != 1).long()).logits
     torch.testing.assert_close(found, model(tokens)[0].float(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", [n for n in scheme_names() if not REGISTER[n].causal_only])
+def test_saved_again_it_is_the_same_and_comes_back(scheme, tmp_path):
+    """Tables that layers share are saved once, by any of their names."""
+    model, folder = exported(tmp_path, scheme)
+    auto = transformers.AutoModelForMaskedLM
+    auto.from_pretrained(folder, trust_remote_code=True).save_pretrained(tmp_path / "again")
+    again = auto.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
+    tokens = roberta.tokens() % 20
+    torch.testing.assert_close(again(tokens).logits, model(tokens)[0].float(), rtol=0, atol=1e-5)
+    assert relpos("convert", tmp_path / "again", "--to", "same", "--out", tmp_path / "back") == 0
+
+
+def test_outputs_of_any_size_are_exported(tmp_path):
+    """Differences are judged beside the outputs' size: a regression may give prices."""
+    _, checkpoint = write_checkpoint(tmp_path, "bpe", classes=1, task={"_name": "sentence_prediction"} | PRICES)
+    state = torch.load(checkpoint, weights_only=False)
+    state["model"]["classification_heads.mine.out_proj.weight"] *= 40_000
+    torch.save(state, checkpoint)
+    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
 
 
 @pytest.mark.parametrize("name", AUTO)
