@@ -1,7 +1,8 @@
 """Measure speed, memory and BLEU of one checkpoint: fairseq-generate, `relpos translate`, CTranslate2; fp32 and int8.
 
-Each timing has a process of its own: in one process, threads of one translator that wait for work would take the
-processor from another's.
+fairseq's own transformer and transformers' Marian, untrained and of the same shape, write as many tokens of each batch
+as the checkpoint's longest translation there.  Each timing has a process of its own: in one process, threads of one
+translator that wait for work would take the processor from another's.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sacrebleu.metrics import BLEU
 
 from relpos_fairseq.export import ct2
 from relpos_fairseq.export.ct2 import load_translation
+from relpos_fairseq.export.optional_imports import require
 from relpos_fairseq.export.translators import open_translator
 from relpos_fairseq.inference.checkpoints import loading
 from relpos_fairseq.inference.translator import Batching, Search, batches
@@ -45,13 +47,19 @@ class Served:
         seconds: without the start.
         start: seconds until the first batch.
         memory: peak of the process, in MiB.
-        lines: the best translation of each sentence.
+        lines: the best translation of each sentence; empty ones of an untrained model.
+        tokens: that were written, `</s>` among them.
     """
 
     seconds: float
     start: float
     memory: float
     lines: Lines
+    tokens: int
+
+
+def _written(lines: Lines) -> int:
+    return sum(len(line) + 1 for line in lines)
 
 
 def benchmark(checkpoint: Path, data: Path, split: str, beam: int, rounds: int) -> str:
@@ -61,35 +69,39 @@ def benchmark(checkpoint: Path, data: Path, split: str, beam: int, rounds: int) 
     """
     with tempfile.TemporaryDirectory() as name:
         folders = {kind: Path(name) / kind for kind in ("fp32", "int8")}
-        sources, references = _apart(_read, checkpoint, data, split)
+        sources, references = run_apart(_read, checkpoint, data, split)
         refused = ""
         try:
             for kind, folder in folders.items():
-                _apart(ct2.export, checkpoint, folder, None if kind == "fp32" else kind, data, COMPARED)
+                run_apart(ct2.export, checkpoint, folder, None if kind == "fp32" else kind, data, COMPARED)
         except UserError as error:  # a scheme that the engine has not
             folders, refused = {}, f"\nCTranslate2: {error}"
         runs: dict[str, Callable[[], Served]] = {
             "fairseq-generate": partial(_fairseq, checkpoint, data, split, beam),
-            "relpos translate": partial(_apart, _translated, checkpoint, data, sources, beam),
-            "relpos translate int8": partial(_apart, _translated, checkpoint, data, sources, beam, "int8"),
+            "relpos translate": partial(run_apart, _translated, checkpoint, data, sources, beam),
+            "relpos translate int8": partial(run_apart, _translated, checkpoint, data, sources, beam, "int8"),
         }
         for kind, folder in folders.items():
-            runs[f"CTranslate2 {kind}"] = partial(_apart, _translated, folder, None, sources, beam)
+            runs[f"CTranslate2 {kind}"] = partial(run_apart, _translated, folder, None, sources, beam)
         served: dict[str, list[Served]] = {name: [] for name in runs}
         for _ in range(rounds):
             for name, run in runs.items():
                 served[name].append(run())
-    bleu = _apart(_bleu, checkpoint, data, references, {name: each[-1].lines for name, each in served.items()})
+        lengths = [len(line) for line in served["relpos translate"][-1].lines]
+        for name, function in (("fairseq's transformer", _of_fairseq), ("transformers' Marian", _of_marian)):
+            peer = partial(run_apart, _of_same_shape, function, checkpoint, data, sources, lengths, beam)
+            served[name] = [peer() for _ in range(rounds)]
+    whole = {name: each[-1].lines for name, each in served.items() if each[-1].lines[0]}
+    bleu = run_apart(_bleu, checkpoint, data, references, whole)
     rows = []
     for name, each in served.items():
         seconds, start, memory = (median(getattr(one, part) for one in each) for part in ("seconds", "start", "memory"))
-        tokens = sum(len(line) + 1 for line in each[-1].lines)  # </s>
-        speed = [f"{len(sources) / seconds:.1f}", f"{tokens / seconds:.0f}"]
-        rows.append([name, *speed, f"{memory:.0f}", f"{start:.1f}", f"{bleu[name]:.2f}"])
+        speed = [f"{len(sources) / seconds:.1f}", f"{each[-1].tokens / seconds:.0f}"]
+        rows.append([name, *speed, f"{memory:.0f}", f"{start:.1f}", f"{bleu[name]:.2f}" if name in bleu else "-"])
     return table(rows, ["search", "sentences/s", "tokens/s", "MiB", "start, s", "BLEU"]) + refused
 
 
-def _apart(function: Callable, *arguments: object) -> Any:
+def run_apart(function: Callable, *arguments: object) -> Any:
     """Call a function in a new process, which shares no threads with this one."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
         return executor.submit(function, *arguments).result()
@@ -115,10 +127,108 @@ def _translated(path: Path, data: Path | None, lines: Lines, beam: int, quantiza
         for number, (best, *_) in zip(batch, results, strict=True):
             found[number] = best.symbols
     seconds = time.perf_counter() - began
-    return Served(seconds, began - entered, _peak(os.getpid()), found)
+    return Served(seconds, began - entered, peak_memory(os.getpid()), found, _written(found))
 
 
-def _peak(process: int) -> float:
+Writes = Callable[[list[list[int]], int], None]  # of the ids of a batch, and the number of tokens to write
+
+
+def _of_same_shape(
+    function: Callable[[Path, Path, int], Writes],
+    checkpoint: Path,
+    data: Path,
+    lines: Lines,
+    lengths: list[int],
+    beam: int,
+) -> Served:
+    """Translate with another library's untrained model, in this process, which does nothing else.
+
+    Args:
+        function: makes the model's search.
+        checkpoint: whose shape it has.
+        data: of the checkpoint.
+        lines: sources, as symbols.
+        lengths: symbols of their translations.
+        beam: width of the search.
+    """
+    entered = time.perf_counter()
+    words = load_translation(checkpoint, data)[1].source_dictionary
+    search, tokens = function(checkpoint, data, beam), 0
+    began = time.perf_counter()
+    for batch in batches([len(line) for line in lines], Batching()):
+        longest = max(lengths[number] for number in batch)
+        search([[*map(words.index, lines[number]), words.eos()] for number in batch], longest)
+        tokens += len(batch) * (longest + 1)
+    seconds = time.perf_counter() - began
+    return Served(seconds, began - entered, peak_memory(os.getpid()), [[] for _ in lines], tokens)
+
+
+def _shape(checkpoint: Path, data: Path) -> tuple[Any, Any]:
+    """Return a checkpoint's options of the model, and its task."""
+    model, task = load_translation(checkpoint, data)
+    return model.cfg, task
+
+
+def _of_fairseq(checkpoint: Path, data: Path, beam: int) -> Writes:
+    """Return the search of fairseq's own transformer, untrained."""
+    import torch
+    from fairseq.models.transformer import TransformerConfig, TransformerModelBase
+    from fairseq.sequence_generator import SequenceGenerator
+
+    cfg, task = _shape(checkpoint, data)
+    shape = TransformerConfig()
+    for side in ("encoder", "decoder"):
+        for part in ("embed_dim", "ffn_embed_dim", "layers", "attention_heads", "normalize_before"):
+            setattr(getattr(shape, side), part, getattr(getattr(cfg, side), part))
+    for name in ("share_all_embeddings", "share_decoder_input_output_embed", "activation_fn"):
+        setattr(shape, name, getattr(cfg, name))
+    shape.decoder.input_dim = shape.decoder.output_dim = shape.decoder.embed_dim
+    model = TransformerModelBase.build_model(shape, task).eval()
+    model.make_generation_fast_()
+
+    def search(rows: list[list[int]], length: int) -> None:
+        generator = SequenceGenerator([model], task.target_dictionary, beam, max_len_b=length, min_len=length)
+        tokens = _padded(rows, left=True)
+        generator.generate([model], {"net_input": {"src_tokens": tokens, "src_lengths": (tokens != 1).sum(1)}})
+
+    return torch.inference_mode()(search)
+
+
+def _of_marian(checkpoint: Path, data: Path, beam: int) -> Writes:
+    """Return the search of transformers' Marian, untrained."""
+    import torch
+
+    transformers = require("transformers", "transformers")
+    cfg, task = _shape(checkpoint, data)
+    sides = {
+        **{f"{side}_layers": getattr(cfg, side).layers for side in ("encoder", "decoder")},
+        **{f"{side}_ffn_dim": getattr(cfg, side).ffn_embed_dim for side in ("encoder", "decoder")},
+        **{f"{side}_attention_heads": getattr(cfg, side).attention_heads for side in ("encoder", "decoder")},
+    }
+    rows = len(task.target_dictionary)
+    ends = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": None}
+    config = transformers.MarianConfig(
+        vocab_size=max(rows, len(task.source_dictionary)), d_model=cfg.encoder.embed_dim, **sides, **ends
+    )
+    model = transformers.MarianMTModel(config).eval()
+
+    def search(rows: list[list[int]], length: int) -> None:
+        tokens, forced = _padded(rows), {"min_new_tokens": length + 1, "max_new_tokens": length + 1}
+        model.generate(tokens, attention_mask=(tokens != 1).long(), num_beams=beam, do_sample=False, **forced)
+
+    return torch.inference_mode()(search)
+
+
+def _padded(rows: list[list[int]], left: bool = False) -> Any:
+    """Return rows of ids as (B, S), padded with 1."""
+    import torch
+
+    longest = max(map(len, rows))
+    fill = [[1] * (longest - len(row)) for row in rows]
+    return torch.tensor([pad + row if left else row + pad for row, pad in zip(rows, fill, strict=True)])
+
+
+def peak_memory(process: int) -> float:
     """Return the peak memory of a process so far in MiB; NaN where the system does not tell it.
 
     What `getrusage` tells is, of a process that was begun by a larger one, the larger one's.
@@ -141,7 +251,7 @@ def _fairseq(checkpoint: Path, data: Path, split: str, beam: int) -> Served:
         done = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         memory = float("nan")
         while done.poll() is None:
-            now = _peak(done.pid)
+            now = peak_memory(done.pid)
             memory = memory if now != now else now  # the last that was told
             time.sleep(0.1)
         whole = time.perf_counter() - began
@@ -153,7 +263,7 @@ def _fairseq(checkpoint: Path, data: Path, split: str, beam: int) -> Served:
     found = re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, re.M)
     lines = [line.split() for _, line in sorted(found, key=lambda pair: int(pair[0]))]
     seconds = len(lines) / float(speed[1])
-    return Served(seconds, whole - seconds, memory, lines)
+    return Served(seconds, whole - seconds, memory, lines, _written(lines))
 
 
 def _bleu(checkpoint: Path, data: Path, references: Lines, found: dict[str, Lines]) -> dict[str, float]:

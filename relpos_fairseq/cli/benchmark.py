@@ -306,3 +306,31 @@ class BenchmarkServing:
         if self.beam < 1 or self.rounds < 1:
             raise ValueError(f"--beam and --rounds must be >= 1, got {self.beam} and {self.rounds}")
         print(benchmark(self.checkpoint, self.data, self.set, self.beam, self.rounds))
+
+
+@command("benchmark sampling", "speed and memory of relpos sample beside transformers' GPT-2 or Transformer-XL")
+class BenchmarkSampling:
+    """How fast a language model continues a prompt, beside transformers' model of the same shape.
+
+        relpos benchmark sampling checkpoints/checkpoint_best.pt --prompt 512 --symbols 64
+
+    One table, fp32 and int8: seconds until the first symbol, symbols a second after it and in all, peak
+    memory, seconds of the start, on the CPU with OMP_NUM_THREADS threads. A checkpoint with memory stands
+    beside transformers' Transformer-XL, another beside its GPT-2. Each timing has a process of its own.
+    Needs pip install 'relpos_fairseq[transformers]'.
+    """
+
+    checkpoint: Path = argument("checkpoint of a relpos_transformer_lm or relpos_transformer_xl")
+    data: Path | None = option(None, "its data folder (default: the text beside the checkpoint)")
+    prompt: int = option(512, "symbols of the prompt (default: 512)")
+    symbols: int = option(64, "new symbols (default: 64)")
+    rows: int = option(1, "texts at a time (default: 1)")
+    rounds: int = option(3, "times of each; the median counts (default: 3)")
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.benchmarks.sampling import Workload, benchmark
+
+        for name, least in (("prompt", 1), ("symbols", 2), ("rows", 1), ("rounds", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} must be >= {least}, got {getattr(self, name)}")
+        print(benchmark(self.checkpoint, self.data, Workload(self.prompt, self.symbols, self.rows), self.rounds))

@@ -128,7 +128,7 @@ class _Terms:
 class _Past:
     """Replace a layer's `DecodingCache`: cached tensors are inputs (`past`) and outputs (`present`) of the graph."""
 
-    places, is_read_by_rows = None, False
+    places, is_read_by_rows, decided_by = None, False, None
 
     def __init__(self, past: dict[str, Tensor]) -> None:
         self.position, self.padding, self.past = _Terms(), None, past

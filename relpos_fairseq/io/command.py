@@ -1,6 +1,8 @@
 """End a command with an exit status and, after an error, one line on stderr."""
 
+import ctypes
 import errno
+import functools
 import os
 import re
 import shutil
@@ -8,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from relpos_fairseq.io.errors import ToolError
@@ -123,3 +125,17 @@ def wait_passively() -> None:
     Where threads outnumber cores, threads that spin take the cores from those that work.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Let this process keep what it frees for what it needs next, as far as glibc's allocator is there.
+
+    By itself it gives pages back at every step of a search and takes new ones, which the system has to clear: a fifth
+    of the time of a small model.
+    """
+    trim, mmap = -1, -3  # mallopt's M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+    with suppress(OSError, AttributeError):
+        adjust = ctypes.CDLL(None).mallopt
+        adjust(mmap, 32 << 20)
+        adjust(trim, 512 << 20)

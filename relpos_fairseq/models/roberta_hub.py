@@ -16,7 +16,6 @@ import torch.nn.functional as F  # noqa: N812
 from fairseq import hub_utils, utils
 from torch import Tensor, nn
 
-from relpos_fairseq.nn.packed import quantize
 from relpos_fairseq.tasks.sentence_pairs import segments_of_parts
 from relpos_fairseq.text import MASK, Tokenizer, load_tokenizer
 from relpos_fairseq.text.assets import tokenizer_folder
@@ -203,7 +202,6 @@ def from_pretrained(
     checkpoint_file: str,
     data_name_or_path: str,
     bpe: Tokenizer | str | Path | None,
-    quantization: str | None = None,
     **overrides: Any,
 ) -> RelPosRobertaHub:
     """Load a checkpoint of this package; see `RelPosRobertaModel.from_pretrained`."""
@@ -219,6 +217,4 @@ def from_pretrained(
                 "joined by spaces (or give bpe=FOLDER)"
             )
         tokenizer = load_tokenizer(bpe) if bpe else None
-    if quantization is not None:
-        quantize(loaded["models"][0].eval(), quantization)
     return RelPosRobertaHub(loaded["args"], loaded["task"], loaded["models"][0], tokenizer)

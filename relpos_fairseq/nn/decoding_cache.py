@@ -32,7 +32,8 @@ class DecodingCache:
         padding: (B, length) True at padding, or None where there is none.
         position: the terms of the layer's own schemes.
         places: (B, length) row of the buffers in which each slot of each row lies, or None: the same row.
-        is_read_by_rows: whether the last step's attention reads keys by their places.
+        is_read_by_rows: whether attention reads keys by their places.
+        decided_by: the tables for which that was decided.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class DecodingCache:
         self.padding: Tensor | None = None
         self.places: Tensor | None = None
         self.is_read_by_rows = False
+        self.decided_by: StepTables | None = None
         self.position = DecodingTerms()
         self._tables: StepTables | None = None
         # Products of the first `_with_products` keys with the clipped ends of tables.

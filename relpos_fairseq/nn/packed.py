@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from relpos_fairseq.io.command import keep_freed_memory
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.positions import is_captured
 
@@ -39,13 +40,13 @@ class PackedProduct:
 
     def applies_to(self, rows: Tensor) -> bool:
         """Return True if rows can be multiplied so: on a CPU, in fp32 like the weights, without gradients."""
-        weight = self.layers[0].weight
-        plain = rows.dtype == weight.dtype == torch.float32 and rows.device.type == weight.device.type == "cpu"
+        weight = self.layers[0]._parameters["weight"]  # an attribute of a module is found more slowly
+        plain = rows.dtype is weight.dtype is torch.float32 and rows.is_cpu and weight.is_cpu
         return plain and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and not is_captured()
 
     def __call__(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Return every layer's output of rows (..., E)."""
-        state = [_version(part) for layer in self.layers for part in (layer.weight, layer.bias)]
+        state = [_version(part) for layer in self.layers for part in layer._parameters.values()]
         if self._packed is None or self._packed[0] != state:
             self._packed = state, *self._pack()
         _, weight, bias = self._packed
@@ -128,7 +129,10 @@ def can_pack() -> bool:
 
 def pack(model: nn.Module) -> None:
     """Replace the linear layers of a model on a CPU by packed ones, and join those of one input, in place."""
-    if not can_pack() or next(model.parameters()).device.type != "cpu":
+    if next(model.parameters()).device.type != "cpu":
+        return
+    keep_freed_memory()
+    if not can_pack():
         return
     _replace(model, PackedLinear)
     _join(model, PackedLinear, PackedProduct)
@@ -148,6 +152,7 @@ def quantize(model: nn.Module, kind: str) -> None:
     if engine is None:
         raise UserError(f"--quantization {kind}: this build of torch multiplies no integers")
     torch.backends.quantized.engine = engine
+    keep_freed_memory()
     _replace(model, QuantizedLinear)
     _join(model, QuantizedLinear, QuantizedProduct)
 

@@ -127,7 +127,9 @@ class SelfAttention(nn.Module):
             step_tables=tables,
             key_rows=cache.places,
         )
-        cache.is_read_by_rows = gates is None and tables is not None and reads_key_rows(inputs, self.backend)
+        if not cache.is_read_by_rows or cache.decided_by is not tables:  # more keys may be more than few
+            cache.decided_by = tables
+            cache.is_read_by_rows = gates is None and tables is not None and reads_key_rows(inputs, self.backend)
         return inputs
 
     def _project(

@@ -29,6 +29,7 @@ from relpos_fairseq.inference.model_card import write_card
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import read_json
 from relpos_fairseq.modules.memory import Memory
+from relpos_fairseq.nn.packed import quantize
 from relpos_fairseq.patches.table import replaces
 from relpos_fairseq.patches.training import options_of
 from relpos_fairseq.placement import Placement, generation_of
@@ -121,7 +122,13 @@ def install_text_hub() -> None:
         if kwargs.get("bpe") == GPT2 and (place := tokenizer_folder(folder / data_name_or_path)):
             kwargs |= {"bpe": "relpos", "tokenizer_folder": str(place.absolute())}
         where = (model_name_or_path, checkpoint_file, data_name_or_path)
+        quantization = kwargs.pop("quantization", None)
         found = original(*where, archive_map, **kwargs)
+        if quantization is not None:
+            if not all(map(is_ours, found["models"])):
+                raise UserError(f"quantization={quantization!r} is for models of relpos_fairseq")
+            for model in found["models"]:
+                quantize(model.eval(), quantization)
         if kwargs.get("bpe") == GPT2 and all(map(is_ours, found["models"])):
             logger.warning("no tokenizer beside the data or the checkpoint: this interface reads ids, not text")
             found["args"].bpe = None

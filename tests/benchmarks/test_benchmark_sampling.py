@@ -1,0 +1,44 @@
+"""`relpos benchmark sampling`: rows of ours and of transformers' model of the same shape."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from helpers.commands import relpos
+from helpers.lm_models import randomized
+from relpos_fairseq.conversion.writer import GeneratingModel
+from relpos_fairseq.models.building import build_generating
+
+pytest.importorskip("transformers")
+VALUES = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_layers": 2, "decoder_attention_heads": 2}
+VALUES |= {"position_scheme": "m4", "tokens_per_sample": 20}
+
+
+def checkpoint(folder, kind: str):
+    values = VALUES | ({"mem_len": 8} if kind.startswith("segment") else {})
+    model = randomized(build_generating(kind, values, (24, 24))).float()
+    made = GeneratingModel(kind, values, (24, 24), model.state_dict(), {"_name": kind, "tokens_per_sample": 20})
+    (folder / "text").mkdir()
+    (folder / "text" / "dict.txt").write_text("".join(f"w{number} 1\n" for number in range(20)))
+    torch.save(made.checkpoint({}), folder / "model.pt")
+    return folder / "model.pt"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["language_modeling", "segment_language_modeling"])
+def test_rows(kind, tmp_path, capsys):
+    """The prompt is longer than a segment; two rows at a time."""
+    options = ("--prompt", 25, "--symbols", 60, "--rows", 2, "--rounds", 1)
+    assert relpos("benchmark", "sampling", checkpoint(tmp_path, kind), *options) == 0
+    rows = [line.strip("| ").split("|") for line in capsys.readouterr().out.splitlines() if re.search(r"\d\.\d", line)]
+    names = ["relpos sample fp32", "transformers fp32", "relpos sample int8", "transformers int8"]
+    assert [row[0].strip() for row in rows] == (names[:3] if kind.startswith("segment") else names)
+    assert all(float(cell.replace(",", "")) > 0 for row in rows for cell in row[1:-1])
+
+
+def test_what_is_too_little_is_named(tmp_path, capsys):
+    assert relpos("benchmark", "sampling", tmp_path / "x.pt", "--symbols", 1) == 2
+    assert "--symbols must be >= 2, got 1" in capsys.readouterr().err
