@@ -143,7 +143,7 @@ class ExportCt2:
 class ExportOnnx:
     """Export any checkpoint as ONNX graphs: any scheme, batches and inputs of any size.
 
-        relpos export onnx checkpoints/checkpoint_best.pt graphs
+        relpos export onnx checkpoints/checkpoint_best.pt graphs [--quantization int8]
 
     graphs is a new folder: encoder.onnx and step.onnx (one step of decoding) of a translation model,
     step.onnx of a language model, segment.onnx of one with memory, model.onnx of a RoBERTa with all its
@@ -155,11 +155,12 @@ class ExportOnnx:
     checkpoint: Path = argument("checkpoint of a relpos model")
     out: Path = argument("new folder")
     data: Path | None = option(None, "its dictionaries, if they matter", metavar="DIR")
+    quantization: str | None = option(None, "weights in int8 (default: fp32)", choices=("int8",))
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.export.onnx import export
 
-        export(self.checkpoint, self.out, self.data)
+        export(self.checkpoint, self.out, self.data, self.quantization)
         print(f"wrote {self.out}")
 
 

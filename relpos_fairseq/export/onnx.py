@@ -22,18 +22,20 @@ from relpos_fairseq.io.progress import progress
 from relpos_fairseq.plots.stacks import load_checkpoint
 
 TOLERANCE = 1e-3  # of logits, in fp32
+QUANTIZED = 0.2  # the same in int8, beside the largest logit
 ONE_FILE = 1_500_000_000  # bytes of weights, beyond which they lie beside the graph: protobuf's end
 REPORT = "relpos.json"
 Run = Callable[..., list[np.ndarray]]
 
 
-def export(checkpoint: Path, out: Path, data: Path | None) -> float:
+def export(checkpoint: Path, out: Path, data: Path | None, quantization: str | None = None) -> float:
     """Export a checkpoint to a folder of graphs, which appears only if they compute what the checkpoint does.
 
     Args:
         checkpoint: of any relpos model.
         out: new folder.
         data: folder of its dictionaries; None: dictionaries of the right size stand in.
+        quantization: `int8` for weights in int8, by onnxruntime's own tool; None: fp32.
 
     Returns:
         The largest difference of a logit.
@@ -59,15 +61,23 @@ def export(checkpoint: Path, out: Path, data: Path | None) -> float:
                 "outputs": list(graph.outputs),
                 **graph.about,
             }
-        largest, text = compare(kind, runs)
+        largest, _, text = compare(kind, runs)
         print(f"onnxruntime and the checkpoint: {text}: largest difference {largest:.1e}")
         if not largest < TOLERANCE:
             raise ExportError(
                 f"{checkpoint}: the graphs' logits differ by {largest:.1e} (allowed: "
                 f"{TOLERANCE:.0e}), so nothing was written"
             )
+        if quantization:
+            for path in sorted(folder.glob("*.onnx")):
+                quantize(path)
+            runs = {path.stem: runner(path) for path in folder.glob("*.onnx")}
+            largest, size, text = compare(kind, runs)
+            print(f"in {quantization}: {text}: largest difference {largest:.1e} (values up to {size:.3g})")
+            if not largest <= QUANTIZED * size:
+                raise ExportError(f"{checkpoint}: in {quantization} logits differ by {largest:.1e}: export it in fp32")
         about = {"name": checkpoint.name, "sha256": sha256_of(checkpoint)}
-        compared = {"text": text, "largest_difference": largest}
+        compared = {"text": text, "largest_difference": largest, "weights": quantization or "fp32"}
         told = {"checkpoint": about, "graphs": facts, "comparison": compared, **kind.facts()}
         write_json(folder / REPORT, told)
         write_export_card(checkpoint, folder, "ONNX", card_of(told))
@@ -129,6 +139,20 @@ def write(graph: Graph, path: Path) -> None:
         program.save(str(path), external_data=weights > ONE_FILE)
 
 
+def quantize(path: Path) -> None:
+    """Replace a graph's products with weights by those of integers, in place: inputs are quantized as they come."""
+    require("onnxruntime", "onnx")
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    parts = sorted(path.parent.glob(f"{path.name}.*"))  # weights beside the graph
+    made = path.with_suffix(".int8.onnx")
+    with silence():
+        quantize_dynamic(path, made, weight_type=QuantType.QInt8, use_external_data_format=bool(parts))
+    for part in parts:
+        part.unlink()
+    made.replace(path)
+
+
 def runner(path: Path) -> Run:
     """Return a function that runs a written graph on tensors by name."""
     ort = require("onnxruntime", "onnx")
@@ -144,12 +168,13 @@ def runner(path: Path) -> Run:
 
 
 @torch.inference_mode()
-def compare(kind: ModelAdapter, runs: dict[str, Run]) -> tuple[float, str]:
-    """Return the largest difference at sizes that were not traced, and a description of the sizes."""
-    largest, sizes = 0.0, []
+def compare(kind: ModelAdapter, runs: dict[str, Run]) -> tuple[float, float, str]:
+    """Return the largest difference at sizes that were not traced, the largest logit, and the sizes in words."""
+    largest, size, sizes = 0.0, 0.0, []
     for rows, length in kind.sizes():
         sizes.append(f"{rows} x {length}")
         for ours, theirs in kind.compared(runs, rows, length):
             found = float(np.abs(ours.double().numpy() - theirs.astype(np.float64)).max())
             largest = max(largest, found if found == found else float("inf"))
-    return largest, f"rows x tokens {', '.join(sizes)}"
+            size = max(size, float(ours.abs().nan_to_num(posinf=0.0, neginf=0.0).max()))
+    return largest, size, f"rows x tokens {', '.join(sizes)}"

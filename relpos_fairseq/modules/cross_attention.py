@@ -21,7 +21,7 @@ from relpos_fairseq.attention import AttentionInputs, native
 from relpos_fairseq.attention.sdpa import sound_kernels
 from relpos_fairseq.attention.step import StepTables
 from relpos_fairseq.nn.packed import products
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.positions import Positions, is_captured
 
 SOURCES = "relpos_sources"  # key in fairseq's incremental state: (B,) number of each row's source
 
@@ -100,14 +100,15 @@ class CrossAttention(MultiheadAttention):
         tgt_len, batch, _ = query.shape
         k, v, padding, beams = self._source(key, key_padding_mask, incremental_state, batch)
         rows = self.q_proj(query.reshape(-1, self.embed_dim))  # (T B, E)
-        if incremental_state is not None and tgt_len == 1 and not (need_weights or need_head_weights):
+        weighs = need_weights or need_head_weights
+        if incremental_state is not None and tgt_len == 1 and not weighs and not is_captured():
             step = self._step(rows.view(batch, self.num_heads, 1, self.head_dim), incremental_state)
             if native.serves_step(step):
                 found = native.step.attend(step).view(batch, self.embed_dim)
                 return self.out_proj(found).view(query.shape), None
         q = rows.view(tgt_len, batch // beams, beams, self.num_heads, self.head_dim)
         q = q.permute(1, 3, 2, 0, 4).flatten(2, 3)  # (U, H, beams T, D)
-        out, probs = self._attend(q, k, v, padding, need_weights or need_head_weights)
+        out, probs = self._attend(q, k, v, padding, weighs)
         split = (batch // beams, self.num_heads, beams, tgt_len, -1)
         out = out.view(split).permute(3, 0, 2, 1, 4).reshape(-1, self.embed_dim)
         if probs is not None:
