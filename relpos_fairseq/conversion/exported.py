@@ -9,7 +9,7 @@ from typing import Any
 
 from relpos_fairseq.conversion import huggingface_ledger
 from relpos_fairseq.conversion.checkpoints import check
-from relpos_fairseq.conversion.huggingface_import import labels_of
+from relpos_fairseq.conversion.huggingface_import import classes_of, labels_of
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.report import ConversionError, outputs_of
@@ -52,6 +52,7 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
     _check_names(folder, unknown, missing, ROBERTA_TYPE)
     state, values = {name.removeprefix(ROBERTA_PREFIX): value for name, value in weights.items()}, config["values"]
     state.setdefault(TIED, state[EMBEDDING])
+    head = head_of(config, str(folder)) or MASKED_LM
     source = EncoderSource(
         kind=f"{ROBERTA_TYPE} of transformers",
         path=folder,
@@ -59,9 +60,9 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
         values=values,
         files=asset_files_of(text),
         task=_exported_task(config, state, folder),
-        labels=labels_of(config, len(config.get("id2label") or ())),
+        labels=labels_of(config, classes_of(state, config, head, folder)),
         problem=problem_named(config, str(folder)),
-        head=(head_of(config, str(folder)) or MASKED_LM).suffix,
+        head=head.suffix,
         named={key: config[key] for key in ("id2label", "label2id") if config.get(key)},
         library="relpos_roberta",
         outputs=lambda tokens, segments: outputs_of(building.build_roberta(values, state), tokens, segments),

@@ -50,8 +50,8 @@ def read_config(config: dict[str, Any]) -> None:
     config["special_ids"] = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
     size = config.get("vocab_size", 0)
     config["special_ids"]["<mask>"] = min(128000, size - 1)  # v2 and v3 have rows beyond it
-    if config.get("relative_attention") and _terms(config):
-        config["position_embedding_type"] = KIND
+    relative = config.get("relative_attention") and _terms(config)
+    config["position_embedding_type"] = KIND if relative else "absolute"
 
 
 def parts(name: str, value: Tensor, heads: int) -> dict[str, Tensor]:

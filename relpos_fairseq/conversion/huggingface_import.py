@@ -25,7 +25,7 @@ from relpos_fairseq.conversion.huggingface_folder import ACTIVATIONS, KINDS, Fol
 from relpos_fairseq.conversion.in_transformers import run_in_transformers, transformers_release
 from relpos_fairseq.conversion.layouts import ENCODER, VERSION, State, encode_text
 from relpos_fairseq.conversion.ledger import KEPT, USED
-from relpos_fairseq.conversion.report import PADDING, Outputs
+from relpos_fairseq.conversion.report import PADDING, ConversionError, Outputs
 from relpos_fairseq.conversion.source import DEFAULTS, EncoderSource
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
 from relpos_fairseq.schemes import scheme_class
@@ -57,7 +57,7 @@ def read_huggingface(path: Path) -> EncoderSource:
         head = MASKED_LM if kinds else MODEL
     bias, types = folder.state.get(LM_BIAS), len(folder.state["token_types"])
     state, values = from_hf(folder)
-    classes = len(state.get(SHOWN_BY[CLASSIFIER.kind], state.get(SHOWN_BY[TOKENS.kind], ())))
+    classes = classes_of(state, folder.config, folder.head, path)
     source = EncoderSource(
         kind=f"Hugging Face's {folder.family.name}",
         path=path,
@@ -146,6 +146,26 @@ def _task(folder: Folder, classes: int) -> dict[str, Any]:
         "classification_head_name": heads.HEAD,
         "regression_target": classes == 1 or folder.config.get("problem_type") == heads.REGRESSION,
     }
+
+
+def classes_of(state: State, config: dict[str, Any], head: heads.Head | None, path: Path) -> int:
+    """Return the number of outputs of a folder's classifier of texts or tokens; 0: it has none.
+
+    Raises:
+        ConversionError: a head has another number of outputs than config.json names classes, or than its kind has.
+    """
+    outputs = {kind: len(state[name]) for kind, name in SHOWN_BY.items() if name in state}
+    classes = outputs.get(CLASSIFIER.kind, outputs.get(TOKENS.kind, 0))
+    named = None if head is CHOICES else config.get("id2label")
+    if named and classes and len(named) != classes:
+        raise ConversionError(
+            f"{path}/config.json has id2label {named!r} of {len(named)} names, and the head has {classes} outputs: "
+            f"name each of them, or leave id2label out"
+        )
+    for own, count, what in ((SPANS.kind, 2, "a head of spans"), (CLASSIFIER.kind, 1, "multiple choice")):
+        if outputs.get(own, count) != count and (own == SPANS.kind or head is CHOICES):
+            raise ConversionError(f"{path}: {what} has {count} outputs, and the tensors have {outputs[own]}")
+    return classes
 
 
 def labels_of(config: dict[str, Any], classes: int) -> list[str]:

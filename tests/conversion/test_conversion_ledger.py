@@ -228,25 +228,6 @@ def test_two_tensors_of_one_name_are_refused(name, tmp_path):
         read(tmp_path / name)
 
 
-FOREIGN = {
-    "text for a number": {"layer_norm_eps": "1e-12"},
-    "a list for a name": {"hidden_act": ["gelu"]},
-    "names in a list": {"id2label": ["a", "b"]},
-    "no object": {"position_embedding_type": {"a": 1}},
-}
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-def test_whatever_a_config_holds_is_one_line(name, tmp_path, capsys):
-    write(tmp_path / "first", "ForSequenceClassification")
-    config = json.loads((tmp_path / "first" / "config.json").read_text())
-    (tmp_path / "first" / "config.json").write_text(json.dumps(config | FOREIGN[name]))
-    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {tmp_path / 'first'}") and said.count("\n") == 1
-    assert not (tmp_path / "ours").exists()
-
-
 def test_tensors_that_do_not_fit_are_not_written_though_nothing_is_compared(tmp_path, capsys):
     model = opennmt(max_relative_positions=3)
     model.save(tmp_path / "step.pt")
