@@ -19,7 +19,7 @@ from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.weight_files import read_json
 from relpos_fairseq.text import MASK, SPECIAL, load_tokenizer
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
-from relpos_fairseq.text.dictionary import read_dictionary
+from relpos_fairseq.text.dictionary import is_symbol, read_dictionary
 from relpos_fairseq.text.folders import SETTINGS, class_of, holds_tokenizer, tokenizer_paths
 from relpos_fairseq.text.transformers_files import transformers_files
 
@@ -94,10 +94,14 @@ def order_words(
     """
     numbers: dict[str, int] = {}
     for number, symbol in enumerate(symbols):
-        broken = "\n" in symbol or "\r" in symbol or (cut_at_spaces and symbol.split() != [symbol])
+        broken = not is_symbol(symbol) or (cut_at_spaces and symbol.split() != [symbol])
         taken = symbol in special and special[symbol] != symbol
         if symbol in numbers or broken or taken:
-            why = "holds a space or line break" if broken else "is there twice or fairseq's own"
+            why = (
+                "is empty, or holds a space, line break or half a character"
+                if broken
+                else "is there twice or fairseq's own"
+            )
             raise ConversionError(f"{where}: symbol {symbol!r} cannot be a word of fairseq's dictionary: it {why}")
         numbers[symbol] = number
     first = [numbers.get(name, -1) for name in special.values()]

@@ -306,8 +306,8 @@ def _as_text(state: Mapping[str, Any], names: Mapping[str, str]) -> Any:
 
 
 def _as_symbol(piece: str, taken: Collection[str]) -> str:
-    """Return a piece as a line of dict.txt can hold it: without a line break, and no symbol that is taken."""
-    symbol = piece.replace("\n", "\\n").replace("\r", "\\r")
+    """Return a piece as a line of dict.txt can hold it: not empty, without a line break, no symbol that is taken."""
+    symbol = piece.replace("\n", "\\n").replace("\r", "\\r") or "_"
     while symbol in taken or symbol in _RESERVED:
         symbol += "_"
     return symbol
