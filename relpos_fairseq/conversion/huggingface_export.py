@@ -314,7 +314,7 @@ def check_written(
         head: the head that it was written with.
         config: its config.json.
         numbers: its id of each of our rows; -1: it has none.
-        longest: its longest input in tokens; None: any.
+        longest: longest input of the model in tokens; None: any.
         chosen: our name of the head, where there are several.
         trust: whether it is loaded by this package's classes.
         own: its text, of such a folder; None: it has none.
@@ -329,6 +329,7 @@ def check_written(
     number_of = {symbol: n for symbol, n in zip(symbols_of(source.files), numbers, strict=False) if n >= 0}
     place = next((path.parent for path in source.files if path.name != DICTIONARY), None)
     text = own if trust else TokenizerText(place) if place and (folder / SETTINGS).is_file() else None
+    longest = text.tokenizer.longest(longest) if isinstance(text, TokenizerText) else longest
     pipeline = head.pipeline if head is not MASKED_LM or MASK in number_of else ""
     asked = {
         **{"auto": head.auto, "kind": head.kind, "pipeline": pipeline, "trust": trust},

@@ -23,8 +23,6 @@ from relpos_fairseq.text.dictionary import is_symbol, read_dictionary
 from relpos_fairseq.text.folders import SETTINGS, class_of, holds_tokenizer, tokenizer_paths
 from relpos_fairseq.text.transformers_files import transformers_files
 
-# Settings of a tokenizer that change no id, and go back as they were.
-CARRIED = ("padding_side", "truncation_side", "chat_template", "pad_to_multiple_of")
 # Google's BERT: [UNK] [CLS] [SEP] [MASK] where no vocabulary says otherwise.
 _BERT_IDS = {"<pad>": 0, "<unk>": 100, "<s>": 101, "</s>": 102, MASK: 103}
 _ROBERTA_IDS = {name: number for number, name in enumerate(SPECIAL)}
@@ -188,9 +186,6 @@ def of_checkpoint(
     if separators is None:
         separators = tokenizer.separators
     made = transformers_files(tokenizer, given, separators, segments, longest)
-    if (place / SETTINGS).is_file():
-        had, own = read_json(place / SETTINGS), json.loads(made[SETTINGS])
-        made[SETTINGS] = json.dumps({key: had[key] for key in CARRIED if key in had} | own, indent=2) + "\n"
     kept = [path for path in files if theirs and path.name != DICTIONARY and path.name not in made]
     return Vocabulary(symbols, rows, kept, made)
 

@@ -16,6 +16,7 @@ from helpers.commands import relpos
 from helpers.exported import write_checkpoint
 from relpos_fairseq.conversion import ConversionError
 from relpos_fairseq.conversion.reading import read
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.text import load_tokenizer
 from relpos_fairseq.text.assets import copy_assets
 from relpos_fairseq.text.dictionary import read_dictionary
@@ -125,3 +126,32 @@ def test_what_no_dictionary_holds_is_refused_by_name(symbol, tmp_path):
     with pytest.raises(ConversionError) as error:
         read(tmp_path / "first")
     assert f"symbol {symbol!r} cannot be a word of fairseq's dictionary: it is empty, or holds" in str(error.value)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(9, 9), (9.0, 9), (99, 24), (int(1e30), 24), (1e30, 24), (None, 24)])
+def test_settings_come_back_and_are_in_exports(length, expected, tmp_path):
+    """No input is longer than the model's own."""
+    bert(tmp_path / "first", "absolute")
+    settings = {"padding_side": "left", "truncation_side": "left", "pad_to_multiple_of": 8, "chat_template": "{{ a }}"}
+    told = json.dumps(settings | {"model_max_length": length, "tokenizer_class": "BertTokenizer"})
+    (tmp_path / "first" / "tokenizer_config.json").write_text(told)
+    assert relpos("convert", tmp_path / "first", "--to", "learned+m4", "--out", tmp_path / "ours") == 0
+    assert relpos("convert", tmp_path / "ours", "--to", "hf-bert", "--out", tmp_path / "back") == 0
+    assert relpos("export", "transformers", tmp_path / "ours" / "model.pt", tmp_path / "out") == 0
+    for part in ("back", "out"):
+        said = json.loads((tmp_path / part / "tokenizer_config.json").read_text())
+        assert {key: said[key] for key in settings} == settings
+        again = transformers.AutoTokenizer.from_pretrained(tmp_path / part)
+        assert (again.model_max_length, again.padding_side, again.truncation_side) == (expected, "left", "left")
+        assert len(again("a " * 99, truncation=True)["input_ids"]) == expected
+
+
+@pytest.mark.parametrize("key", ["padding_side", "truncation_side", "model_max_length"])
+def test_settings_that_no_tokenizer_has_are_named(key, tmp_path):
+    bert(tmp_path, "absolute")
+    for value in ("up", 0, [], float("nan"), True):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({key: value}))
+        with pytest.raises(UserError) as error:
+            read(tmp_path)
+        assert f"{tmp_path / 'tokenizer_config.json'}: {key} must be " in str(error.value)
+        assert str(error.value).endswith(repr(value))
