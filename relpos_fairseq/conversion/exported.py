@@ -51,7 +51,8 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
     missing = [name for name in (ROBERTA_PREFIX + EMBEDDING,) if name not in weights]
     _check_names(folder, unknown, missing, ROBERTA_TYPE)
     state, values = {name.removeprefix(ROBERTA_PREFIX): value for name, value in weights.items()}, config["values"]
-    state.setdefault(TIED, state[EMBEDDING])
+    if tied := config.get("tie_word_embeddings", True):
+        state[TIED] = state[EMBEDDING]
     head = head_of(config, str(folder)) or MASKED_LM
     source = EncoderSource(
         kind=f"{ROBERTA_TYPE} of transformers",
@@ -71,6 +72,7 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
         source.notes.append(f"no {text}: the result has no dictionary and no tokenizer")
     check(source)
     source.ledger = _ledger(folder, config, weights)
+    source.ledger.mark("tensors", NEUTRAL, [ROBERTA_PREFIX + TIED] * bool(tied), huggingface_ledger.AS_TIED)
     return source
 
 

@@ -23,8 +23,8 @@ from relpos_fairseq import heads
 from relpos_fairseq.config import OPTIONS
 from relpos_fairseq.conversion.algebra import convert
 from relpos_fairseq.conversion.closing_check import NotOpenedError, check_folder
-from relpos_fairseq.conversion.huggingface_folder import ACTIVATIONS, FAMILIES, SCHEMES, Family
-from relpos_fairseq.conversion.huggingface_import import EMBEDDING, LM_BIAS, LM_WEIGHT, SHOWN_BY
+from relpos_fairseq.conversion.huggingface_folder import ACTIVATIONS, FAMILIES, LM_BIAS, LM_WEIGHT, SCHEMES, Family
+from relpos_fairseq.conversion.huggingface_import import EMBEDDING, SHOWN_BY
 from relpos_fairseq.conversion.in_transformers import run_in_transformers
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.names import NEXT_SENTENCE, Names, matching

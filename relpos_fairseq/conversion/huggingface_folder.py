@@ -81,7 +81,7 @@ _NEEDED = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("max_position_embeddings", "type_vocab_size"),
 )
-OPTIONAL = ("encoder.lm_head.weight", "encoder.lm_head.bias")  # tied, and zeros
+LM_WEIGHT, LM_BIAS = "encoder.lm_head.weight", "encoder.lm_head.bias"
 SCHEMES = named_elsewhere("transformers")  # its position_embedding_type to our schemes
 KINDS = SCHEMES | dict.fromkeys([hf_deberta.KIND], named_elsewhere("transformers' model_type")[DISENTANGLED])
 # fairseq's gelu is the exact one, and its gelu_accurate the approximation by tanh.
@@ -124,6 +124,12 @@ class Folder:
     def kind(self) -> str:
         """`absolute`, `relative_key`, `relative_key_query` or `disentangled`."""
         return kind_of(self.config)
+
+    @property
+    def tied(self) -> bool:
+        """Whether its library projects onto its embedding, whatever weights of an output projection it holds."""
+        legacy = self.config.get("legacy", True)  # DeBERTa's own masked LM knows the embedding alone
+        return self.config.get("tie_word_embeddings", True) or not legacy
 
     @property
     def layers(self) -> int:
@@ -259,6 +265,8 @@ def _read_tensors(folder: Folder, weights: dict[str, Tensor]) -> None:
         found = {every.ours(part): one for part, one in parts.items()}
         if plain[name] in names.COPIES:
             copies[name] = value
+        elif folder.tied and list(found) == [LM_WEIGHT]:
+            ledger.mark("tensors", NEUTRAL, [name], huggingface_ledger.AS_TIED)
         elif None not in found:
             if twice := next((ours for ours in found if ours in state), None):
                 raise ConversionError(f"{folder.path}: {name} and another tensor are both {twice}: remove one")
@@ -321,7 +329,8 @@ def _check_tensors(folder: Folder, rows: Names, every: Names, shapes: dict[str, 
     heads = {name.rpartition(".out_proj.")[0] for name in state if "_heads." in name and ".out_proj." in name}
     heads |= {"encoder.lm_head" for name in state if name.startswith("encoder.lm_head.dense.")}
     for name in rows.every(layers):
-        if any(name.startswith(f"{head}.") for head in heads) and name not in {*state, *OPTIONAL}:
+        optional = (LM_BIAS, *[LM_WEIGHT] * folder.tied)  # zeros, and the embedding
+        if any(name.startswith(f"{head}.") for head in heads) and name not in {*state, *optional}:
             raise ConversionError(
                 f"{folder.path}: the head lacks {called(name)}: its file is incomplete, or config.json does not name "
                 f"its class in architectures"

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from relpos_fairseq import heads
 from relpos_fairseq.conversion import hf_deberta
-from relpos_fairseq.conversion.huggingface_folder import ACTIVATIONS, KINDS, Folder, read_folder
+from relpos_fairseq.conversion.huggingface_folder import ACTIVATIONS, KINDS, LM_BIAS, LM_WEIGHT, Folder, read_folder
 from relpos_fairseq.conversion.in_transformers import run_in_transformers, transformers_release
 from relpos_fairseq.conversion.layouts import ENCODER, VERSION, State, encode_text
 from relpos_fairseq.conversion.ledger import KEPT, USED
@@ -30,7 +30,7 @@ from relpos_fairseq.conversion.source import DEFAULTS, EncoderSource
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
 from relpos_fairseq.schemes import scheme_class
 
-EMBEDDING, LM_WEIGHT, LM_BIAS = f"{ENCODER}.embed_tokens.weight", "encoder.lm_head.weight", "encoder.lm_head.bias"
+EMBEDDING = f"{ENCODER}.embed_tokens.weight"
 # Keys of config.json that are written as they were.
 NAMED = ("id2label", "label2id", "type_vocab_size")
 # What tells that a head is there, by the kind of its output.
@@ -191,7 +191,8 @@ def _lm_head(folder: Folder, state: State) -> bool:
         return False
     state.setdefault(LM_BIAS, embedding.new_zeros(len(folder.state[EMBEDDING])))  # as the library begins it
     state |= {name: folder.vocabulary.take(state[name]) for name in (LM_WEIGHT, LM_BIAS) if name in state}
-    return not torch.equal(state.setdefault(LM_WEIGHT, embedding), embedding)
+    state.setdefault(LM_WEIGHT, embedding)
+    return not folder.tied
 
 
 def _positions(folder: Folder, state: State) -> str:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from helpers.commands import relpos
 from helpers.conversion import shake
 from helpers.exported import write_checkpoint
+from relpos_fairseq.conversion.reading import read_encoder
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *"012345678"]
 SIZES = {
@@ -191,6 +193,48 @@ ODD_NAMES = {
     "mixed": {"0": "neg", "1": "LABEL_1", "2": " led"},
     "alike": {"0": "A", "1": "A", "2": ""},
 }
+
+
+TIES = {"default": {}, "tied": {"tie_word_embeddings": True}, "untied": {"tie_word_embeddings": False}}
+
+
+@pytest.mark.parametrize("name", TIES)
+@torch.no_grad()
+def test_another_output_projection_is_read_where_the_library_reads_it(name, tmp_path):
+    """Of a folder, and of the exported one that was made of it: elsewhere the tensor is tied and says nothing."""
+    write(tmp_path / "first", "ForMaskedLM", tie_word_embeddings=False)
+    path = tmp_path / "first" / "config.json"
+    told = json.loads(path.read_text())
+    del told["tie_word_embeddings"]
+    path.write_text(json.dumps(told | TIES[name]))
+    model = transformers.BertForMaskedLM.from_pretrained(tmp_path / "first").eval()
+    assert torch.equal(model.cls.predictions.decoder.weight, model.get_input_embeddings().weight) == (name != "untied")
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
+    tensors = json.loads((tmp_path / "ours" / "conversion.json").read_text())["ledger"]["tensors"]
+    neutral = tensors.get("neutral", {}).get("cls.predictions.decoder.weight")
+    assert neutral == (None if name == "untied" else "tied, as its library ties it")
+    assert relpos("convert", tmp_path / "ours", "--to", "hf-bert", "--out", tmp_path / "back") == 0
+    back = transformers.BertForMaskedLM.from_pretrained(tmp_path / "back").eval()
+    assert back.config.tie_word_embeddings == (name != "untied")
+    ids = torch.tensor([[2, 9, 12, 3]])
+    torch.testing.assert_close(back(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+    made = tmp_path / "ours" / "model.pt"
+    assert relpos("export", "transformers", made, tmp_path / "out") == 0
+    file, key = tmp_path / "out" / "model.safetensors", "roberta.encoder.lm_head.weight"
+    state = load_file(file)
+    assert (key in state) == (name == "untied")
+    embedding = state["roberta.encoder.sentence_encoder.embed_tokens.weight"]
+    save_file({key: embedding + 1} | state, file, {"format": "pt"})
+    again, first = (read_encoder(part).state["encoder.lm_head.weight"] for part in (tmp_path / "out", made))
+    assert torch.equal(again, first)
+
+
+def test_an_untied_head_without_its_weight_is_incomplete(tmp_path, capsys):
+    write(tmp_path / "first", "ForMaskedLM")
+    path = tmp_path / "first" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | TIES["untied"]))
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 2
+    assert "the head lacks cls.predictions.decoder.weight" in capsys.readouterr().err
 
 
 def test_token_types_come_back_as_they_were(tmp_path):
