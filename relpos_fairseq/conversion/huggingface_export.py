@@ -71,7 +71,7 @@ def to_hf(
     weights = {
         family.whole(names.theirs(ours)): value for ours, value in state.items() if not ours.endswith("version")
     } | kept
-    config = _config(source, family, vocabulary) | source.named
+    config = _config(source, family, vocabulary)
     config |= {
         "architectures": [family.stem + kind.suffix],
         "position_embedding_type": scheme.elsewhere["transformers"],
@@ -201,8 +201,8 @@ def _classes(source: EncoderSource, kind: Head, classes: int) -> dict[str, Any]:
     """Return what config.json says of a classifier with so many outputs: its problem, and the names of its classes."""
     problem = source.problem_of(classes) if kind is CLASSIFIER else None
     said = {"problem_type": problem} if problem else {}
-    if source.named.get("id2label"):
-        return said
+    if len(source.named.get("id2label", ())) == classes:
+        return said | {key: source.named[key] for key in ("id2label", "label2id") if key in source.named}
     names = source.labels if len(source.labels) == classes else [f"LABEL_{number}" for number in range(classes)]
     return said | {
         "id2label": {str(number): name for number, name in enumerate(names)},
@@ -259,7 +259,13 @@ def export_order(source: EncoderSource) -> Vocabulary:
 
 
 def outputs_of_folder(
-    folder: Path, kind: Head, weights: dict[str, Tensor], source: EncoderSource, vocabulary: Vocabulary, probe: Probe
+    folder: Path,
+    kind: Head,
+    weights: dict[str, Tensor],
+    source: EncoderSource,
+    vocabulary: Vocabulary,
+    probe: Probe,
+    chosen: str | None = None,
 ) -> tuple[Outputs, Outputs]:
     """Run a relpos_roberta and the Hugging Face model exported from it on one input; return the outputs of both.
 
@@ -270,6 +276,7 @@ def outputs_of_folder(
         source: the relpos_roberta.
         vocabulary: the Hugging Face model's id of each row of fairseq's dictionary.
         probe: the input.
+        chosen: our name of the head, where there are several.
 
     Returns:
         Outputs of the relpos_roberta and of the Hugging Face model, under the same names.  Logits are in the order
@@ -290,8 +297,7 @@ def outputs_of_folder(
         before["logits"] = before["logits"][..., rows >= 0]
         after["logits"] = after["logits"][..., rows[rows >= 0]]
     # Where there are several heads, our names of outputs also name the head.
-    longer = {name: [other for other in before if other.startswith(f"{name} ")] for name in after}
-    names = {name: name if name in before else [*longer[name], name][0] for name in after}
+    names = {name: name if name in before else f"{name} {chosen}" for name in after}
     return before, {names[name]: value for name, value in after.items()}
 
 
@@ -322,8 +328,7 @@ def check_written(
     Raises:
         ConversionError: it does not load, or differs from ours.
     """
-    told = source.named.get("id2label") or config.get("id2label", {})
-    names = [name for _, name in sorted((int(n), name) for n, name in told.items())]
+    names = [name for _, name in sorted((int(n), name) for n, name in config.get("id2label", {}).items())]
     names = names if head in (CLASSIFIER, TOKENS) else None
     problem = heads.problem_of(config.get("problem_type"), len(names or ()))
     number_of = {symbol: n for symbol, n in zip(symbols_of(source.files), numbers, strict=False) if n >= 0}

@@ -195,6 +195,35 @@ ODD_NAMES = {
 }
 
 
+@torch.no_grad()
+def test_names_of_classes_go_with_their_own_head(tmp_path):
+    """Not with the head of spans beside it, nor with one of another number of outputs that was trained later."""
+    write(tmp_path / "first", "ForSequenceClassification", **NAMES)
+    file = tmp_path / "first" / "model.safetensors"
+    more = {"qa_outputs.weight": torch.randn(2, 16), "qa_outputs.bias": torch.randn(2)}
+    save_file(load_file(file) | more, file, {"format": "pt"})
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
+    made = tmp_path / "ours" / "model.pt"
+    state = torch.load(made, weights_only=True)
+    for name in ("dense.weight", "dense.bias", "out_proj.weight", "out_proj.bias"):
+        value = state["model"][f"classification_heads.{HEAD}.{name}"]
+        state["model"][f"classification_heads.five.{name}"] = (
+            value[:1].expand(5, *value.shape[1:]) if "out" in name else value
+        )
+    torch.save(state, made)
+    told = {}
+    for head in ("question_answering", HEAD, "five"):
+        assert relpos("convert", made, "--to", "hf-bert", "--head", head, "--out", tmp_path / head) == 0
+        assert relpos("export", "transformers", made, tmp_path / f"{head}-ours", "--head", head) == 0
+        for part in (head, f"{head}-ours"):
+            told[part] = json.loads((tmp_path / part / "config.json").read_text()).get("id2label")
+    three, five = {str(n): name for n, name in NAMES["id2label"].items()}, {str(n): f"LABEL_{n}" for n in range(5)}
+    assert told == {
+        **{"question_answering": None, HEAD: three, "five": five},
+        **{"question_answering-ours": None, f"{HEAD}-ours": three, "five-ours": five},
+    }
+
+
 TIES = {"default": {}, "tied": {"tie_word_embeddings": True}, "untied": {"tie_word_embeddings": False}}
 
 
