@@ -80,7 +80,8 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
 _REPEATED = (
     "hidden_size num_hidden_layers num_attention_heads vocab_size label2id is_encoder_decoder decoder_start_token_id"
 ).split()
-_MADE = re.compile(r"relpos_\w+\.py|relpos_text\.json|[^/]*token[^/]*\.json|[^/]*\.model|vocab\.(json|txt)|merges\.txt")
+_CODE = re.compile(r"relpos_\w+\.py")
+_MADE = re.compile(r"relpos_text\.json|[^/]*token[^/]*\.json|[^/]*\.model|vocab\.(json|txt)|merges\.txt")
 
 
 def _ledger(folder: Path, config: Recorded, weights: State) -> Ledger:
@@ -94,8 +95,10 @@ def _ledger(folder: Path, config: Recorded, weights: State) -> Ledger:
         if name not in known:
             ledger.add("keys", f"values.{name}", value)
     names = list(ledger.became["files"])
-    ledger.mark("files", NEUTRAL, filter(_MADE.fullmatch, names), f"made of {TEXT_FOLDER}/")
-    ledger.mark("files", USED, [name for name in names if name.startswith(f"{TEXT_FOLDER}/")])
+    ledger.mark("files", NEUTRAL, filter(_CODE.fullmatch, names), "the code of this package")
+    if text := [name for name in names if name.startswith(f"{TEXT_FOLDER}/")]:
+        ledger.mark("files", USED, text)
+        ledger.mark("files", NEUTRAL, filter(_MADE.fullmatch, names), f"made of {TEXT_FOLDER}/")
     ledger.mark("files", USED, ["config.json", *(file.name for file in weight_files(folder))])
     return ledger
 
