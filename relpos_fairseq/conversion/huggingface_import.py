@@ -21,7 +21,15 @@ from torch import Tensor
 
 from relpos_fairseq import heads
 from relpos_fairseq.conversion import hf_deberta
-from relpos_fairseq.conversion.huggingface_folder import ACTIVATIONS, KINDS, LM_BIAS, LM_WEIGHT, Folder, read_folder
+from relpos_fairseq.conversion.huggingface_folder import (
+    ACTIVATIONS,
+    DISENTANGLED,
+    KINDS,
+    LM_BIAS,
+    LM_WEIGHT,
+    Folder,
+    read_folder,
+)
 from relpos_fairseq.conversion.in_transformers import run_in_transformers, transformers_release
 from relpos_fairseq.conversion.layouts import ENCODER, VERSION, State, encode_text
 from relpos_fairseq.conversion.ledger import KEPT, USED
@@ -98,13 +106,15 @@ def from_hf(folder: Folder) -> tuple[State, dict[str, Any]]:
     config, state = folder.config, dict(folder.state)
     state[EMBEDDING] = folder.vocabulary.take(state[EMBEDDING])
     untied = _lm_head(folder, state)
-    more = {}
+    more, pools = {}, folder.family.name.startswith(DISENTANGLED)
     if folder.kind == hf_deberta.KIND:
         more = hf_deberta.positions(state, config, KINDS[folder.kind], KINDS["absolute"])
+    if pools:  # with an activation and a dropout of its own
+        more["pooler_activation_fn"] = ACTIVATIONS[config.get("pooler_hidden_act", "gelu")]
     types = max(len(state["token_types"]), 2)
     segments = _positions(folder, state)
     dropout = config.get("hidden_dropout_prob", 0.1)
-    given = config.get("classifier_dropout")
+    given = hf_deberta.head_dropout(config, folder.notes) if pools else config.get("classifier_dropout")
     values = {
         "position_scheme": KINDS[folder.kind],
         "segment_encoding": segments,
