@@ -428,8 +428,9 @@ def serve(answers: int, place: str) -> None:
                 found = open_folder(*json.loads(line))
                 torch.save(found.pop("outputs"), os.path.join(place, OUTPUTS))
             except Exception as error:  # whatever a release makes of a folder
-                last = [part for part in str(error).splitlines() if part.strip()][-1:]
-                found = {"error": f"{type(error).__name__}: {''.join(last).strip()}"}
+                lines = [part.strip() for part in str(error).splitlines() if part.strip()] or [""]
+                said = " ".join(lines[: 1 + lines[0].endswith(":")])  # an announcement and what it announces
+                found = {"error": f"{type(error).__name__}: {said}"}
             print(json.dumps(found), file=file, flush=True)
 
 

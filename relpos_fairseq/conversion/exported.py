@@ -9,7 +9,7 @@ from typing import Any
 
 from relpos_fairseq.conversion import huggingface_ledger
 from relpos_fairseq.conversion.checkpoints import check
-from relpos_fairseq.conversion.huggingface_import import labels_of
+from relpos_fairseq.conversion.huggingface_import import classes_of, labels_of
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.report import ConversionError, outputs_of
@@ -51,8 +51,10 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
     missing = [name for name in (ROBERTA_PREFIX + EMBEDDING,) if name not in weights]
     _check_names(folder, unknown, missing, ROBERTA_TYPE)
     state, values = {name.removeprefix(ROBERTA_PREFIX): value for name, value in weights.items()}, config["values"]
-    state.setdefault(TIED, state[EMBEDDING])
+    if tied := config.get("tie_word_embeddings", True):
+        state[TIED] = state[EMBEDDING]
     state = building.fill_shared(state, building.roberta_shared_names(values, state))
+    head = head_of(config, str(folder)) or MASKED_LM
     source = EncoderSource(
         kind=f"{ROBERTA_TYPE} of transformers",
         path=folder,
@@ -60,9 +62,9 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
         values=values,
         files=asset_files_of(text),
         task=_exported_task(config, state, folder),
-        labels=labels_of(config, len(config.get("id2label") or ())),
+        labels=labels_of(config, classes_of(state, config, head, folder)),
         problem=problem_named(config, str(folder)),
-        head=(head_of(config, str(folder)) or MASKED_LM).suffix,
+        head=head.suffix,
         named={key: config[key] for key in ("id2label", "label2id") if config.get(key)},
         library="relpos_roberta",
         outputs=lambda tokens, segments: outputs_of(building.build_roberta(values, state), tokens, segments),
@@ -71,6 +73,7 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
         source.notes.append(f"no {text}: the result has no dictionary and no tokenizer")
     check(source)
     source.ledger = _ledger(folder, config, weights)
+    source.ledger.mark("tensors", NEUTRAL, [ROBERTA_PREFIX + TIED] * bool(tied), huggingface_ledger.AS_TIED)
     return source
 
 
@@ -78,7 +81,8 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
 _REPEATED = (
     "hidden_size num_hidden_layers num_attention_heads vocab_size label2id is_encoder_decoder decoder_start_token_id"
 ).split()
-_MADE = re.compile(r"relpos_\w+\.py|relpos_text\.json|[^/]*token[^/]*\.json|[^/]*\.model|vocab\.(json|txt)|merges\.txt")
+_CODE = re.compile(r"relpos_\w+\.py")
+_MADE = re.compile(r"relpos_text\.json|[^/]*token[^/]*\.json|[^/]*\.model|vocab\.(json|txt)|merges\.txt")
 
 
 def _ledger(folder: Path, config: Recorded, weights: State) -> Ledger:
@@ -92,8 +96,10 @@ def _ledger(folder: Path, config: Recorded, weights: State) -> Ledger:
         if name not in known:
             ledger.add("keys", f"values.{name}", value)
     names = list(ledger.became["files"])
-    ledger.mark("files", NEUTRAL, filter(_MADE.fullmatch, names), f"made of {TEXT_FOLDER}/")
-    ledger.mark("files", USED, [name for name in names if name.startswith(f"{TEXT_FOLDER}/")])
+    ledger.mark("files", NEUTRAL, filter(_CODE.fullmatch, names), "the code of this package")
+    if text := [name for name in names if name.startswith(f"{TEXT_FOLDER}/")]:
+        ledger.mark("files", USED, text)
+        ledger.mark("files", NEUTRAL, filter(_MADE.fullmatch, names), f"made of {TEXT_FOLDER}/")
     ledger.mark("files", USED, ["config.json", *(file.name for file in weight_files(folder))])
     return ledger
 

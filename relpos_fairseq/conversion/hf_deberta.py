@@ -50,8 +50,8 @@ def read_config(config: dict[str, Any]) -> None:
     config["special_ids"] = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
     size = config.get("vocab_size", 0)
     config["special_ids"]["<mask>"] = min(128000, size - 1)  # v2 and v3 have rows beyond it
-    if config.get("relative_attention") and _terms(config):
-        config["position_embedding_type"] = KIND
+    relative = config.get("relative_attention") and _terms(config)
+    config["position_embedding_type"] = KIND if relative else "absolute"
 
 
 def parts(name: str, value: Tensor, heads: int) -> dict[str, Tensor]:
@@ -106,6 +106,18 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def head_dropout(config: dict[str, Any], notes: list[str]) -> float:
+    """Return the one dropout of our classifier's two layers; a note says where DeBERTa has two.
+
+    Its pooler has `pooler_dropout`, 0 by default, and its last layer `cls_dropout`, that of the model by default.
+    """
+    pooler, last = config.get("pooler_dropout", 0), config.get("cls_dropout")
+    last = config.get("hidden_dropout_prob", 0.1) if last is None else last
+    if pooler and pooler != last:
+        notes.append(f"both layers of a classifier train with the pooler's dropout {pooler}; DeBERTa's last has {last}")
+    return pooler or last
+
+
 def positions(state: State, config: dict[str, Any], scheme: str, on_input: str) -> dict[str, Any]:
     """Make a model's position tables in `state`; return the values of RelPosRobertaConfig that they need.
 
@@ -133,5 +145,4 @@ def positions(state: State, config: dict[str, Any], scheme: str, on_input: str) 
         "position_terms": "both" if len(set(terms)) == 2 else terms[0],
         "position_norm": "on" if _norm(config) else "off",
         "position_projections": "content" if config.get("share_att_key") else "own",
-        "pooler_activation_fn": config.get("pooler_hidden_act", "gelu"),
     }

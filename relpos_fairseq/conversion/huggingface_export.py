@@ -23,8 +23,8 @@ from relpos_fairseq import heads
 from relpos_fairseq.config import OPTIONS
 from relpos_fairseq.conversion.algebra import convert
 from relpos_fairseq.conversion.closing_check import NotOpenedError, check_folder
-from relpos_fairseq.conversion.huggingface_folder import ACTIVATIONS, FAMILIES, SCHEMES, Family
-from relpos_fairseq.conversion.huggingface_import import EMBEDDING, LM_BIAS, LM_WEIGHT, SHOWN_BY
+from relpos_fairseq.conversion.huggingface_folder import ACTIVATIONS, FAMILIES, LM_BIAS, LM_WEIGHT, SCHEMES, Family
+from relpos_fairseq.conversion.huggingface_import import EMBEDDING, SHOWN_BY
 from relpos_fairseq.conversion.in_transformers import run_in_transformers
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.names import NEXT_SENTENCE, Names, matching
@@ -71,7 +71,7 @@ def to_hf(
     weights = {
         family.whole(names.theirs(ours)): value for ours, value in state.items() if not ours.endswith("version")
     } | kept
-    config = _config(source, family, vocabulary) | source.named
+    config = _config(source, family, vocabulary)
     config |= {
         "architectures": [family.stem + kind.suffix],
         "position_embedding_type": scheme.elsewhere["transformers"],
@@ -201,8 +201,8 @@ def _classes(source: EncoderSource, kind: Head, classes: int) -> dict[str, Any]:
     """Return what config.json says of a classifier with so many outputs: its problem, and the names of its classes."""
     problem = source.problem_of(classes) if kind is CLASSIFIER else None
     said = {"problem_type": problem} if problem else {}
-    if source.named.get("id2label"):
-        return said
+    if len(source.named.get("id2label", ())) == classes:
+        return said | {key: source.named[key] for key in ("id2label", "label2id") if key in source.named}
     names = source.labels if len(source.labels) == classes else [f"LABEL_{number}" for number in range(classes)]
     return said | {
         "id2label": {str(number): name for number, name in enumerate(names)},
@@ -259,7 +259,13 @@ def export_order(source: EncoderSource) -> Vocabulary:
 
 
 def outputs_of_folder(
-    folder: Path, kind: Head, weights: dict[str, Tensor], source: EncoderSource, vocabulary: Vocabulary, probe: Probe
+    folder: Path,
+    kind: Head,
+    weights: dict[str, Tensor],
+    source: EncoderSource,
+    vocabulary: Vocabulary,
+    probe: Probe,
+    chosen: str | None = None,
 ) -> tuple[Outputs, Outputs]:
     """Run a relpos_roberta and the Hugging Face model exported from it on one input; return the outputs of both.
 
@@ -270,6 +276,7 @@ def outputs_of_folder(
         source: the relpos_roberta.
         vocabulary: the Hugging Face model's id of each row of fairseq's dictionary.
         probe: the input.
+        chosen: our name of the head, where there are several.
 
     Returns:
         Outputs of the relpos_roberta and of the Hugging Face model, under the same names.  Logits are in the order
@@ -290,8 +297,7 @@ def outputs_of_folder(
         before["logits"] = before["logits"][..., rows >= 0]
         after["logits"] = after["logits"][..., rows[rows >= 0]]
     # Where there are several heads, our names of outputs also name the head.
-    longer = {name: [other for other in before if other.startswith(f"{name} ")] for name in after}
-    names = {name: name if name in before else [*longer[name], name][0] for name in after}
+    names = {name: name if name in before else f"{name} {chosen}" for name in after}
     return before, {names[name]: value for name, value in after.items()}
 
 
@@ -314,7 +320,7 @@ def check_written(
         head: the head that it was written with.
         config: its config.json.
         numbers: its id of each of our rows; -1: it has none.
-        longest: its longest input in tokens; None: any.
+        longest: longest input of the model in tokens; None: any.
         chosen: our name of the head, where there are several.
         trust: whether it is loaded by this package's classes.
         own: its text, of such a folder; None: it has none.
@@ -322,13 +328,13 @@ def check_written(
     Raises:
         ConversionError: it does not load, or differs from ours.
     """
-    told = source.named.get("id2label") or config.get("id2label", {})
-    names = [name for _, name in sorted((int(n), name) for n, name in told.items())]
+    names = [name for _, name in sorted((int(n), name) for n, name in config.get("id2label", {}).items())]
     names = names if head in (CLASSIFIER, TOKENS) else None
     problem = heads.problem_of(config.get("problem_type"), len(names or ()))
     number_of = {symbol: n for symbol, n in zip(symbols_of(source.files), numbers, strict=False) if n >= 0}
     place = next((path.parent for path in source.files if path.name != DICTIONARY), None)
     text = own if trust else TokenizerText(place) if place and (folder / SETTINGS).is_file() else None
+    longest = text.tokenizer.longest(longest) if isinstance(text, TokenizerText) else longest
     pipeline = head.pipeline if head is not MASKED_LM or MASK in number_of else ""
     asked = {
         **{"auto": head.auto, "kind": head.kind, "pipeline": pipeline, "trust": trust},

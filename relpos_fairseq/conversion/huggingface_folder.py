@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion import hf_deberta, huggingface_ledger, names
+from relpos_fairseq.conversion.config_keys import read_config
 from relpos_fairseq.conversion.in_transformers import compare_ids
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.ledger import KEPT, NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.names import Names
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_folder
-from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
+from relpos_fairseq.conversion.weight_files import read_weights, weight_files
 from relpos_fairseq.heads import CHOICES, TOKENS, Head, head_of, problem_named
 from relpos_fairseq.schemes import named_elsewhere
 
@@ -80,7 +81,7 @@ _NEEDED = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("max_position_embeddings", "type_vocab_size"),
 )
-OPTIONAL = ("encoder.lm_head.weight", "encoder.lm_head.bias")  # tied, and zeros
+LM_WEIGHT, LM_BIAS = "encoder.lm_head.weight", "encoder.lm_head.bias"
 SCHEMES = named_elsewhere("transformers")  # its position_embedding_type to our schemes
 KINDS = SCHEMES | dict.fromkeys([hf_deberta.KIND], named_elsewhere("transformers' model_type")[DISENTANGLED])
 # fairseq's gelu is the exact one, and its gelu_accurate the approximation by tanh.
@@ -125,6 +126,12 @@ class Folder:
         return kind_of(self.config)
 
     @property
+    def tied(self) -> bool:
+        """Whether its library projects onto its embedding, whatever weights of an output projection it holds."""
+        legacy = self.config.get("legacy", True)  # DeBERTa's own masked LM knows the embedding alone
+        return self.config.get("tie_word_embeddings", True) or not legacy
+
+    @property
     def layers(self) -> int:
         return self.config["num_hidden_layers"]
 
@@ -146,7 +153,7 @@ def read_folder(path: Path) -> Folder:
         ConversionError: a file is missing or truncated, the model is no BERT or RoBERTa encoder,
             or config, weights and vocabulary contradict each other.
     """
-    keys = read_json(path / "config.json")
+    keys = read_config(path)
     config = Recorded(keys)
     kind = config.get("model_type")
     if kind not in FAMILIES:
@@ -175,7 +182,7 @@ def read_folder(path: Path) -> Folder:
 
 def kind_of(config: dict[str, Any]) -> str:
     """Return the kind of positions of a config."""
-    return config.get("position_embedding_type") or "absolute"
+    return config.get("position_embedding_type", "absolute")
 
 
 def _check_config(config: dict[str, Any], path: Path) -> None:
@@ -184,27 +191,20 @@ def _check_config(config: dict[str, Any], path: Path) -> None:
         config["type_vocab_size"] = config.get("type_vocab_size") or 1  # DeBERTa has none where it says 0
     config.setdefault("type_vocab_size", 1 if padded else 2)
     for key in _NEEDED:
-        if not isinstance(config.get(key), int) or config[key] < 1:
-            raise ConversionError(f"{path}/config.json has {key} {config.get(key)!r}: a whole number is needed")
+        if not config.get(key):
+            raise ConversionError(
+                f"{path}/config.json has {key} {config.get(key)!r}: a whole number from 1 on is needed"
+            )
     if config["hidden_size"] % config["num_attention_heads"]:
         raise ConversionError(
             f"{path}/config.json: hidden_size {config['hidden_size']} is no multiple of "
             f"num_attention_heads {config['num_attention_heads']}"
         )
-    if padded and not isinstance(config.get("pad_token_id", 1), int):
-        raise ConversionError(f"{path}/config.json has pad_token_id {config['pad_token_id']!r}: RoBERTa counts from it")
+    if padded and config.get("pad_token_id", 1) is None:
+        raise ConversionError(f"{path}/config.json has pad_token_id None: RoBERTa counts from it, give its number")
     if config["max_position_embeddings"] < 5:
         raise ConversionError(f"{path} has {config['max_position_embeddings']} positions: a text needs more")
     problem_named(config, str(path))
-    for key in ("id2label", "label2id"):
-        if not isinstance(config.get(key), dict | None):
-            raise ConversionError(
-                f"{path}/config.json has {key} {config[key]!r}: names of classes by number are needed"
-            )
-    if not isinstance(config.get("classifier_dropout"), float | int | None):
-        raise ConversionError(
-            f"{path}/config.json has classifier_dropout {config['classifier_dropout']!r}: give a number"
-        )
     if config.get("is_decoder") or config.get("add_cross_attention"):
         raise ConversionError(f"{path} is a decoder: only encoders are converted")
     if config.get("pruned_heads"):
@@ -213,6 +213,7 @@ def _check_config(config: dict[str, Any], path: Path) -> None:
     for value, known, key in (
         (kind, KINDS if "special_ids" in config else SCHEMES, "position_embedding_type"),
         (config.get("hidden_act", "gelu"), ACTIVATIONS, "hidden_act"),
+        *[(config.get("pooler_hidden_act", "gelu"), ACTIVATIONS, "pooler_hidden_act")] * ("special_ids" in config),
     ):
         if value not in known:
             raise ConversionError(f"{path}/config.json: {key} {value!r} is none of {', '.join(known)}")
@@ -264,6 +265,8 @@ def _read_tensors(folder: Folder, weights: dict[str, Tensor]) -> None:
         found = {every.ours(part): one for part, one in parts.items()}
         if plain[name] in names.COPIES:
             copies[name] = value
+        elif folder.tied and list(found) == [LM_WEIGHT]:
+            ledger.mark("tensors", NEUTRAL, [name], huggingface_ledger.AS_TIED)
         elif None not in found:
             if twice := next((ours for ours in found if ours in state), None):
                 raise ConversionError(f"{folder.path}: {name} and another tensor are both {twice}: remove one")
@@ -326,7 +329,8 @@ def _check_tensors(folder: Folder, rows: Names, every: Names, shapes: dict[str, 
     heads = {name.rpartition(".out_proj.")[0] for name in state if "_heads." in name and ".out_proj." in name}
     heads |= {"encoder.lm_head" for name in state if name.startswith("encoder.lm_head.dense.")}
     for name in rows.every(layers):
-        if any(name.startswith(f"{head}.") for head in heads) and name not in {*state, *OPTIONAL}:
+        optional = (LM_BIAS, *[LM_WEIGHT] * folder.tied)  # zeros, and the embedding
+        if any(name.startswith(f"{head}.") for head in heads) and name not in {*state, *optional}:
             raise ConversionError(
                 f"{folder.path}: the head lacks {called(name)}: its file is incomplete, or config.json does not name "
                 f"its class in architectures"

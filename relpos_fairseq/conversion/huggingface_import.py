@@ -21,16 +21,24 @@ from torch import Tensor
 
 from relpos_fairseq import heads
 from relpos_fairseq.conversion import hf_deberta
-from relpos_fairseq.conversion.huggingface_folder import ACTIVATIONS, KINDS, Folder, read_folder
+from relpos_fairseq.conversion.huggingface_folder import (
+    ACTIVATIONS,
+    DISENTANGLED,
+    KINDS,
+    LM_BIAS,
+    LM_WEIGHT,
+    Folder,
+    read_folder,
+)
 from relpos_fairseq.conversion.in_transformers import run_in_transformers, transformers_release
 from relpos_fairseq.conversion.layouts import ENCODER, VERSION, State, encode_text
 from relpos_fairseq.conversion.ledger import KEPT, USED
-from relpos_fairseq.conversion.report import PADDING, Outputs
+from relpos_fairseq.conversion.report import PADDING, ConversionError, Outputs
 from relpos_fairseq.conversion.source import DEFAULTS, EncoderSource
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
 from relpos_fairseq.schemes import scheme_class
 
-EMBEDDING, LM_WEIGHT, LM_BIAS = f"{ENCODER}.embed_tokens.weight", "encoder.lm_head.weight", "encoder.lm_head.bias"
+EMBEDDING = f"{ENCODER}.embed_tokens.weight"
 # Keys of config.json that are written as they were.
 NAMED = ("id2label", "label2id", "type_vocab_size")
 # What tells that a head is there, by the kind of its output.
@@ -57,7 +65,7 @@ def read_huggingface(path: Path) -> EncoderSource:
         head = MASKED_LM if kinds else MODEL
     bias, types = folder.state.get(LM_BIAS), len(folder.state["token_types"])
     state, values = from_hf(folder)
-    classes = len(state.get(SHOWN_BY[CLASSIFIER.kind], state.get(SHOWN_BY[TOKENS.kind], ())))
+    classes = classes_of(state, folder.config, folder.head, path)
     source = EncoderSource(
         kind=f"Hugging Face's {folder.family.name}",
         path=path,
@@ -98,13 +106,15 @@ def from_hf(folder: Folder) -> tuple[State, dict[str, Any]]:
     config, state = folder.config, dict(folder.state)
     state[EMBEDDING] = folder.vocabulary.take(state[EMBEDDING])
     untied = _lm_head(folder, state)
-    more = {}
+    more, pools = {}, folder.family.name.startswith(DISENTANGLED)
     if folder.kind == hf_deberta.KIND:
         more = hf_deberta.positions(state, config, KINDS[folder.kind], KINDS["absolute"])
+    if pools:  # with an activation and a dropout of its own
+        more["pooler_activation_fn"] = ACTIVATIONS[config.get("pooler_hidden_act", "gelu")]
     types = max(len(state["token_types"]), 2)
     segments = _positions(folder, state)
     dropout = config.get("hidden_dropout_prob", 0.1)
-    given = config.get("classifier_dropout")
+    given = hf_deberta.head_dropout(config, folder.notes) if pools else config.get("classifier_dropout")
     values = {
         "position_scheme": KINDS[folder.kind],
         "segment_encoding": segments,
@@ -148,6 +158,26 @@ def _task(folder: Folder, classes: int) -> dict[str, Any]:
     }
 
 
+def classes_of(state: State, config: dict[str, Any], head: heads.Head | None, path: Path) -> int:
+    """Return the number of outputs of a folder's classifier of texts or tokens; 0: it has none.
+
+    Raises:
+        ConversionError: a head has another number of outputs than config.json names classes, or than its kind has.
+    """
+    outputs = {kind: len(state[name]) for kind, name in SHOWN_BY.items() if name in state}
+    classes = outputs.get(CLASSIFIER.kind, outputs.get(TOKENS.kind, 0))
+    named = None if head is CHOICES else config.get("id2label")
+    if named and classes and len(named) != classes:
+        raise ConversionError(
+            f"{path}/config.json has id2label {named!r} of {len(named)} names, and the head has {classes} outputs: "
+            f"name each of them, or leave id2label out"
+        )
+    for own, count, what in ((SPANS.kind, 2, "a head of spans"), (CLASSIFIER.kind, 1, "multiple choice")):
+        if outputs.get(own, count) != count and (own == SPANS.kind or head is CHOICES):
+            raise ConversionError(f"{path}: {what} has {count} outputs, and the tensors have {outputs[own]}")
+    return classes
+
+
 def labels_of(config: dict[str, Any], classes: int) -> list[str]:
     """Return the names of `classes` classes where config.json names every one, else nothing."""
     named = config.get("id2label")
@@ -171,7 +201,8 @@ def _lm_head(folder: Folder, state: State) -> bool:
         return False
     state.setdefault(LM_BIAS, embedding.new_zeros(len(folder.state[EMBEDDING])))  # as the library begins it
     state |= {name: folder.vocabulary.take(state[name]) for name in (LM_WEIGHT, LM_BIAS) if name in state}
-    return not torch.equal(state.setdefault(LM_WEIGHT, embedding), embedding)
+    state.setdefault(LM_WEIGHT, embedding)
+    return not folder.tied
 
 
 def _positions(folder: Folder, state: State) -> str:

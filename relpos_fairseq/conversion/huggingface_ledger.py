@@ -18,7 +18,6 @@ NEUTRAL_KEYS = {
     "of what the library returns": "output_hidden_states output_attentions return_dict",
     "the tokenizer says it": "pad_token_id bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id "
     "unk_token_id",
-    "the tensors say it": "tie_word_embeddings",
     "id2label says it": "num_labels _num_labels",
     "of generation, which an encoder has not": "top_k top_p temperature repetition_penalty length_penalty "
     "num_return_sequences num_beam_groups diversity_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
@@ -27,6 +26,7 @@ NEUTRAL_KEYS = {
     "pooler_num_fc_layers pooler_size_per_head pooler_type pooler_hidden_size pooler_dropout tie_encoder_decoder "
     "cross_attention_hidden_size",
 }
+AS_TIED = "tied, as its library ties it"
 # Files by patterns of their places: what becomes of them, and why.
 FILES = (
     (NEUTRAL, "a description", r"(?i)(.*/)?(readme|license|notice|model_card)[^/]*|.*\.(md|png|jpg|svg)"),

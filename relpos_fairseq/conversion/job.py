@@ -401,6 +401,6 @@ def to_huggingface(job: Job, source: EncoderSource, log: Log) -> FolderResult:
     kind = head_of(config, str(source.path)) or MASKED_LM
 
     def run(folder: Path) -> tuple[Outputs, Outputs]:
-        return outputs_of_folder(folder, kind, weights, source, vocabulary, probe)
+        return outputs_of_folder(folder, kind, weights, source, vocabulary, probe, job.head)
 
     return FolderResult(source, report, probe, run, config, weights, vocabulary, kind, job.head)

@@ -93,6 +93,8 @@ def _ledger(model: ExternalModel, config: Recorded, weights: State, vocabularies
         ledger.mark("keys", NEUTRAL, names.split(), reason)
     ledger.mark("keys", USED, config.read)
     ledger.mark("tensors", USED, weights)
+    tied = config.get("tie_word_embeddings", True) and any("shared" in n or "decoder.embed_t" in n for n in weights)
+    ledger.mark("tensors", NEUTRAL, ["lm_head.weight"] * tied, huggingface_ledger.AS_TIED)
     for name in (name for name in weights if name.endswith(".embed_positions.weight")):
         made = sinusoids(*weights[name].shape)
         if (weights[name].float() - made).abs().max() < 1e-5:
@@ -111,10 +113,10 @@ def _run(model: ExternalModel, pair: PairProbe) -> Tensor:
     source, target = (torch.tensor(words.rows) for words in (model.source, model.target))
     begun = target[pair.target]
     begun[:, 0] = model.form.start
+    loaded = load_in_transformers("MarianMTModel", model.path)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # transformers' causal mask needs it
     try:
-        loaded = load_in_transformers("MarianMTModel", model.path)
         mask = (pair.source != PADDING).long()
         logits = loaded(input_ids=source[pair.source], attention_mask=mask, decoder_input_ids=begun).logits
     finally:
@@ -146,7 +148,8 @@ def _named(weights: State, config: dict[str, Any], folder: Path) -> State:
             weights.setdefault(f"{side}.embed_tokens.weight", shared)
         elif f"{side}.embed_tokens.weight" not in weights:
             raise ConversionError(f"{folder} has no {side}.embed_tokens.weight")
-    output = weights.pop("lm_head.weight", weights["decoder.embed_tokens.weight"])
+    output = weights.pop("lm_head.weight", shared)
+    output = weights["decoder.embed_tokens.weight"] if config.get("tie_word_embeddings", True) else output
     weights["output.weight"] = output
     weights["output.bias"] = weights.pop("final_logits_bias", torch.zeros(len(output)))
     left = ("shared.weight", "encoder.embed_positions.weight", "decoder.embed_positions.weight")

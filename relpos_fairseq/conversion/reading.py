@@ -6,6 +6,7 @@ from pathlib import Path
 
 from relpos_fairseq.conversion import exported
 from relpos_fairseq.conversion.checkpoints import from_checkpoint, read_file
+from relpos_fairseq.conversion.config_keys import read_config
 from relpos_fairseq.conversion.huggingface_import import read_huggingface
 from relpos_fairseq.conversion.marian import MARIAN, read_marian
 from relpos_fairseq.conversion.opennmt import read_opennmt
@@ -13,7 +14,6 @@ from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.source import EncoderSource, Source
 from relpos_fairseq.conversion.transformer_xl_original import is_original_xl, read_original_xl
 from relpos_fairseq.conversion.vocabulary import symbols_of
-from relpos_fairseq.conversion.weight_files import read_json
 from relpos_fairseq.text.assets import asset_files_of, find_assets, label_names, text_folders
 
 
@@ -56,7 +56,7 @@ def _read(path: Path, length: int | None) -> Source:
         checkpoint = read_file(path)
         opennmt = {"vocab", "opt"} <= checkpoint.keys()
         return read_opennmt(path, checkpoint, length) if opennmt else from_checkpoint(checkpoint, path)
-    config = read_json(path / "config.json")
+    config = read_config(path)
     kind = config.get("model_type")
     if kind == MARIAN:
         return read_marian(path, config, length)

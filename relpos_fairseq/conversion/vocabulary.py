@@ -19,12 +19,10 @@ from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.weight_files import read_json
 from relpos_fairseq.text import MASK, SPECIAL, load_tokenizer
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
-from relpos_fairseq.text.dictionary import read_dictionary
+from relpos_fairseq.text.dictionary import is_symbol, read_dictionary
 from relpos_fairseq.text.folders import SETTINGS, class_of, holds_tokenizer, tokenizer_paths
 from relpos_fairseq.text.transformers_files import transformers_files
 
-# Settings of a tokenizer that change no id, and go back as they were.
-CARRIED = ("padding_side", "truncation_side", "chat_template", "pad_to_multiple_of")
 # Google's BERT: [UNK] [CLS] [SEP] [MASK] where no vocabulary says otherwise.
 _BERT_IDS = {"<pad>": 0, "<unk>": 100, "<s>": 101, "</s>": 102, MASK: 103}
 _ROBERTA_IDS = {name: number for number, name in enumerate(SPECIAL)}
@@ -94,10 +92,14 @@ def order_words(
     """
     numbers: dict[str, int] = {}
     for number, symbol in enumerate(symbols):
-        broken = "\n" in symbol or "\r" in symbol or (cut_at_spaces and symbol.split() != [symbol])
+        broken = not is_symbol(symbol) or (cut_at_spaces and symbol.split() != [symbol])
         taken = symbol in special and special[symbol] != symbol
         if symbol in numbers or broken or taken:
-            why = "holds a space or line break" if broken else "is there twice or fairseq's own"
+            why = (
+                "is empty, or holds a space, line break or half a character"
+                if broken
+                else "is there twice or fairseq's own"
+            )
             raise ConversionError(f"{where}: symbol {symbol!r} cannot be a word of fairseq's dictionary: it {why}")
         numbers[symbol] = number
     first = [numbers.get(name, -1) for name in special.values()]
@@ -184,9 +186,6 @@ def of_checkpoint(
     if separators is None:
         separators = tokenizer.separators
     made = transformers_files(tokenizer, given, separators, segments, longest)
-    if (place / SETTINGS).is_file():
-        had, own = read_json(place / SETTINGS), json.loads(made[SETTINGS])
-        made[SETTINGS] = json.dumps({key: had[key] for key in CARRIED if key in had} | own, indent=2) + "\n"
     kept = [path for path in files if theirs and path.name != DICTIONARY and path.name not in made]
     return Vocabulary(symbols, rows, kept, made)
 

@@ -17,6 +17,8 @@ from torch import Tensor
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.io.errors import unreadable
 
+_COMPUTED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_BUFFERS = ("_ids", "version")  # ends of names of tensors that hold whole numbers
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -71,7 +73,7 @@ def weight_files(folder: Path) -> list[Path]:
     if path.suffix != ".json":
         return [path]
     found = read_json(path).get("weight_map")
-    if not isinstance(found, dict) or not all("/" not in str(v) for v in found.values()):
+    if not isinstance(found, dict) or not all(isinstance(v, str) and "/" not in v for v in found.values()):
         raise ConversionError(f"{path} has no weight_map of file names: copy it again")
     return [path, *(folder / part for part in sorted(set(found.values())))]
 
@@ -84,7 +86,23 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise ConversionError(unreadable(path, error, "file of weights")) from None
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise ConversionError(f"{path} holds something else than named tensors")
-    return state
+    return {name: _computable(value, name, path) for name, value in state.items()}
+
+
+def _computable(value: Tensor, name: str, path: Path) -> Tensor:
+    """Return a tensor that models compute with, or a buffer of whole numbers; 8-bit floats become float32, exactly.
+
+    Raises:
+        ConversionError: names a tensor of another type.
+    """
+    kind = value.dtype if value.layout is torch.strided else value.layout
+    small = str(kind).startswith("torch.float8")
+    whole = kind in (torch.int64, torch.int32, torch.uint8) and name.endswith(_BUFFERS)
+    if value.is_quantized or not (small or whole or kind in _COMPUTED):
+        raise ConversionError(
+            f"{path}: {name} is of the type {kind}, and weights are {', '.join(map(str, _COMPUTED))}: save it so"
+        )
+    return value.float() if small else value
 
 
 def import_safetensors() -> Any:

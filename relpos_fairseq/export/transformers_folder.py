@@ -206,7 +206,7 @@ def roberta_config(source: EncoderSource, heads: dict[str, str], text: Path | No
         if kind is CLASSIFIER and (problem := source.problem_of(classes)):
             more["problem_type"] = problem
         names = source.labels if len(source.labels) == classes else label_names(text, classes)
-        if source.named.get("id2label"):
+        if len(source.named.get("id2label", ())) == classes:
             more |= {"id2label": {int(n): name for n, name in source.named["id2label"].items()}}
             more |= {"label2id": source.named["label2id"]} if "label2id" in source.named else {}
         elif names:

@@ -28,6 +28,11 @@ def write_dictionary(path: Path, counts: Iterable[tuple[str, int]]) -> None:
     write_text(path, "".join(f"{symbol} {count}\n" for symbol, count in counts))
 
 
+def is_symbol(text: str) -> bool:
+    """Return True if a line of dict.txt can hold a text as a symbol."""
+    return bool(text) and not any(sign in "\n\r" or "\ud800" <= sign <= "\udfff" for sign in text)
+
+
 def read_dictionary(path: Path) -> list[str]:
     """Return the symbols of a dict.txt in order, without the special ones.
 

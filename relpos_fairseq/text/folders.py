@@ -33,6 +33,8 @@ SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 GENERIC = "PreTrainedTokenizerFast"  # transformers' class that takes tokenizer.json as it stands
 # What transformers calls fairseq's special symbols, in the order in which it adds them.
 ROLES = {"bos": "<s>", "eos": "</s>", "unk": UNKNOWN, "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": MASK}
+CARRIED = ("padding_side", "truncation_side", "chat_template", "pad_to_multiple_of", "model_max_length")
+_ANY_LENGTH = 1e20  # from which on transformers takes a length for none
 _BERT, _ALBERT = SPELLINGS[1:]
 
 
@@ -84,7 +86,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         state = _READERS[names](paths, settings)
         named = settings.complete(state)
         files = {path.name: path for path in tokenizer_paths(folder)}
-        return Tokenizer(state, files, named, ids_as_symbols=names[0] == "encoder.json")
+        return Tokenizer(state, files, named, ids_as_symbols=names[0] == "encoder.json", carried=settings.carried())
     except UserError:
         raise
     except Exception as error:  # the library raises bare Exceptions, and a file may hold anything
@@ -179,6 +181,17 @@ class _Settings:
             return named
         found = spelled(vocabulary_of(state))
         return {ours: name for ours, name in found.items() if ours not in named and name not in named.values()} | named
+
+    def carried(self) -> dict[str, Any]:
+        """Return the settings that change no id; a `model_max_length` as large as transformers' own default is none."""
+        found = {key: self.config[key] for key in CARRIED if self.config.get(key) is not None}
+        for key in ("padding_side", "truncation_side"):
+            if found.get(key, "left") not in ("left", "right"):
+                raise UserError(f"{self.folder / SETTINGS}: {key} must be left or right, got {found[key]!r}")
+        longest = found.pop("model_max_length", _ANY_LENGTH)
+        if type(longest) not in (int, float) or not longest >= 1:
+            raise UserError(f"{self.folder / SETTINGS}: model_max_length must be a number from 1 on, got {longest!r}")
+        return found | ({"model_max_length": int(longest)} if longest < _ANY_LENGTH else {})
 
     def _flag(self, name: str, default: bool | None) -> bool | None:
         """Return a setting that is true or false, and null where that is its default."""

@@ -66,6 +66,7 @@ class Tokenizer:
         files: the files of the tokenizer by name; a path, or a new file's content.
         names: the model's own names of fairseq's special symbols; None: as its vocabulary spells them.
         ids_as_symbols: dict.txt names tokens by their numbers, as fairseq's GPT-2 dictionary does.
+        carried: settings of tokenizer_config.json that change no id, and go back as they were.
     """
 
     def __init__(
@@ -74,8 +75,9 @@ class Tokenizer:
         files: Mapping[str, Path | bytes],
         names: Mapping[str, str] | None = None,
         ids_as_symbols: bool = False,
+        carried: Mapping[str, Any] = {},
     ):
-        self.files = files
+        self.files, self.carried = files, carried
         # The model's own name of each special symbol that it has.
         self.names = dict(spelled(vocabulary_of(state)) if names is None else names)
         self._content = json.dumps(dict(state))
@@ -238,6 +240,11 @@ class Tokenizer:
             write_bytes(folder / name, content if isinstance(content, bytes) else content.read_bytes())
         write_dictionary(folder / DICTIONARY, ((symbol, 1) for symbol in self.symbols))
 
+    def longest(self, model: int | None) -> int | None:
+        """Return the longest input in tokens, of a model and by `model_max_length`; None: any."""
+        own = self.carried.get("model_max_length")
+        return min((one for one in (own, model) if one is not None), default=None)
+
     @property
     def separators(self) -> int:
         """The number of further </s> between two texts in models with such a tokenizer: BERT's 0, RoBERTa's 1."""
@@ -306,8 +313,8 @@ def _as_text(state: Mapping[str, Any], names: Mapping[str, str]) -> Any:
 
 
 def _as_symbol(piece: str, taken: Collection[str]) -> str:
-    """Return a piece as a line of dict.txt can hold it: without a line break, and no symbol that is taken."""
-    symbol = piece.replace("\n", "\\n").replace("\r", "\\r")
+    """Return a piece as a line of dict.txt can hold it: not empty, without a line break, no symbol that is taken."""
+    symbol = piece.replace("\n", "\\n").replace("\r", "\\r") or "_"
     while symbol in taken or symbol in _RESERVED:
         symbol += "_"
     return symbol

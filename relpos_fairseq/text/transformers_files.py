@@ -74,10 +74,10 @@ def transformers_files(
     state = state if added else continues_after_mask(state)
     state["post_processor"] = _single_and_pair(names, numbers, separators, segments)
     import_tokenizers().Tokenizer.from_str(json.dumps(state))
-    settings: dict[str, Any] = {"tokenizer_class": GENERIC, "clean_up_tokenization_spaces": False}
+    settings: dict[str, Any] = {**tokenizer.carried, "tokenizer_class": GENERIC, "clean_up_tokenization_spaces": False}
     settings |= {f"{role}_token": names[ours] for role, ours in ROLES.items() if ours in names}
     settings["model_input_names"] = ["input_ids", *["token_type_ids"] * segments, "attention_mask"]
-    if longest is not None:
+    if (longest := tokenizer.longest(longest)) is not None:
         settings["model_max_length"] = longest
     return {TOKENIZER_JSON: text_of(state), SETTINGS: json.dumps(settings, indent=2) + "\n"}
 

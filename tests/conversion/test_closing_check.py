@@ -9,7 +9,7 @@ from conversion.test_conversion_heads import NAMES, write
 from safetensors.torch import load_file, save_file
 
 from helpers.commands import relpos
-from relpos_fairseq.conversion import job
+from relpos_fairseq.conversion import closing_check, job
 
 
 def change(name, folder):
@@ -64,3 +64,13 @@ def test_what_differs_is_not_published(name, tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     with pytest.raises(ValueError, match=f"is not written: (transformers [0-9.]+ )?.*{SPOILT[name]}"):
         job.convert_source(made, source).write(tmp_path / "out", print)
+
+
+def test_the_line_that_says_why_is_shown(tmp_path):
+    """Not torch's last one, which is advice."""
+    write(tmp_path, "ForSequenceClassification", **NAMES)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"id2label": {"0": "a"}}))
+    asked = {"auto": "AutoModelForSequenceClassification", "trust": False}
+    with pytest.raises(closing_check.NotOpenedError, match=r"Error\(s\) in loading .*: size mismatch for classifier"):
+        closing_check._answer(tmp_path, asked)

@@ -399,7 +399,7 @@ BROKEN = [
     (lambda f: _config(f, num_hidden_layers=3), "lacks 17 tensors|lacks .* tensors"),
     (lambda f: _config(f, num_hidden_layers=1), "tensors that no bert has here"),
     (lambda f: _config(f, vocab_size=50), r"word_embeddings.weight is \(40, 16\)"),
-    (lambda f: _config(f, vocab_size="many"), "vocab_size 'many': a whole number is needed"),
+    (lambda f: _config(f, vocab_size="many"), "vocab_size 'many': a whole number from 1 on"),
     (lambda f: _config(f, num_attention_heads=3), "no multiple of num_attention_heads 3"),
     (lambda f: _config(f, hidden_act="swish"), "hidden_act 'swish' is none of"),
     (lambda f: _config(f, position_embedding_type="rotary"), "'rotary' is none of absolute"),
@@ -474,6 +474,7 @@ DEBERTAS = {
             "max_relative_positions": 16,
         },
     ),
+    "v2-absolute": ("DebertaV2", {"relative_attention": False, "position_biased_input": True}),
     "v3-p2c-input": ("DebertaV2", {"pos_att_type": ["p2c"], "share_att_key": True, "position_biased_input": True}),
 }
 
@@ -573,3 +574,29 @@ def test_parts_of_deberta_that_are_not_converted_are_refused(tmp_path, key, valu
     (tmp_path / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(ConversionError, match=f"{key} .* is a part of DeBERTa that our RoBERTa"):
         read_encoder(tmp_path)
+
+
+DROPOUTS = {  # pooler_dropout, cls_dropout, hidden_dropout_prob: ours
+    "the pooler's": (0.5, None, 0.1, 0.5),
+    "both": (0.5, 0.2, 0.1, 0.5),
+    "the last layer's": (0, 0.2, 0.1, 0.2),
+    "none": (0, 0.0, 0.1, 0.0),
+    "the model's": (0, None, 0.3, 0.3),
+}
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+@pytest.mark.parametrize("relative", [True, False])
+def test_dropouts_of_debertas_classifier_are_read_and_written_back(name, relative, tmp_path):
+    """Its pooler's activation too, whatever its positions are."""
+    pooler, last, hidden, expected = DROPOUTS[name]
+    deberta(tmp_path / "first", "v2-own" if relative else "v2-absolute")
+    path = tmp_path / "first" / "config.json"
+    told = {"pooler_dropout": pooler, "cls_dropout": last, "hidden_dropout_prob": hidden}
+    path.write_text(json.dumps(json.loads(path.read_text()) | told | {"pooler_hidden_act": "gelu_new"}))
+    source = read_encoder(tmp_path / "first")
+    assert source.values["pooler_dropout"] == expected and source.values["pooler_activation_fn"] == "gelu_accurate"
+    assert {"pooler_dropout", "cls_dropout", "pooler_hidden_act"} <= source.ledger.named("keys", "used").keys()
+    assert any("the pooler's dropout" in note for note in source.notes) == (pooler not in (0, last))
+    if not relative:  # which a BERT of transformers expresses
+        assert to_hf(source, "bert", source.vocabulary, None)[0]["classifier_dropout"] == expected

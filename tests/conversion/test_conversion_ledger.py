@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from helpers import transformer_xl_original as original
 from helpers.commands import relpos
 from helpers.conversion import fairseq_roberta
+from helpers.exported import write_checkpoint
 from helpers.tokenizers import ODD
 from relpos_fairseq.conversion import ConversionError
 from relpos_fairseq.conversion.ledger import LOST, NEUTRAL, USED, Ledger, Recorded
@@ -228,25 +230,6 @@ def test_two_tensors_of_one_name_are_refused(name, tmp_path):
         read(tmp_path / name)
 
 
-FOREIGN = {
-    "text for a number": {"layer_norm_eps": "1e-12"},
-    "a list for a name": {"hidden_act": ["gelu"]},
-    "names in a list": {"id2label": ["a", "b"]},
-    "no object": {"position_embedding_type": {"a": 1}},
-}
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-def test_whatever_a_config_holds_is_one_line(name, tmp_path, capsys):
-    write(tmp_path / "first", "ForSequenceClassification")
-    config = json.loads((tmp_path / "first" / "config.json").read_text())
-    (tmp_path / "first" / "config.json").write_text(json.dumps(config | FOREIGN[name]))
-    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {tmp_path / 'first'}") and said.count("\n") == 1
-    assert not (tmp_path / "ours").exists()
-
-
 def test_tensors_that_do_not_fit_are_not_written_though_nothing_is_compared(tmp_path, capsys):
     model = opennmt(max_relative_positions=3)
     model.save(tmp_path / "step.pt")
@@ -280,3 +263,20 @@ def test_exported_folders_keep_problem_and_names(problem, tmp_path):
     for key in ("problem_type", "id2label", "label2id", "architectures"):
         assert told[0].get(key) == told[1].get(key), key
     assert read(tmp_path / "two").ledger.lost == []
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_an_exported_folders_tokenizer_is_lost_without_its_text(text, tmp_path):
+    """As transformers saves such a folder again: model and tokenizer, but no text/ of which they were made."""
+    _, checkpoint = write_checkpoint(tmp_path, "wordpiece", "learned")
+    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    again = tmp_path / "again"
+    transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out", trust_remote_code=True).save_pretrained(again)
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "out").save_pretrained(again)
+    if text:
+        shutil.copytree(tmp_path / "out" / "text", again / "text")
+    ledger = read(again).ledger
+    made = ["special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"]
+    assert [name for name in ledger.named("files", LOST)] == ([] if text else made)
+    assert [name for name, why in ledger.named("files", NEUTRAL).items() if "text/" in why] == (made if text else [])
+    assert ledger.named("files", NEUTRAL)["relpos_code.py"] == "the code of this package"

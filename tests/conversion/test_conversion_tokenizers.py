@@ -10,9 +10,13 @@ import pytest
 import torch
 import transformers
 from conversion.test_conversion_huggingface import bert
+from conversion.test_conversion_translation import marian
 
 from helpers.commands import relpos
 from helpers.exported import write_checkpoint
+from relpos_fairseq.conversion import ConversionError
+from relpos_fairseq.conversion.reading import read
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.text import load_tokenizer
 from relpos_fairseq.text.assets import copy_assets
 from relpos_fairseq.text.dictionary import read_dictionary
@@ -94,3 +98,60 @@ def test_ids_are_compared_with_transformers(tmp_path, capsys):
     assert relpos("convert", tmp_path / "folder", "--to", "same", "--out", tmp_path / "ours") == 0
     said = f"note      ids of 6 texts equal AutoTokenizer's (transformers {transformers.__version__})"
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("piece", ["", " ", "a b", "\u2028", "\x85", "\x1c", "\u3000", "1 #fairseq:overwrite"])
+def test_whatever_is_a_piece_goes_there_and_back(piece, tmp_path):
+    """An empty line of vocab.txt too, which no text gives: what is written can be read by every command."""
+    folder, ours = tmp_path / "folder", tmp_path / "ours"
+    bert(folder, "absolute")
+    pieces = (folder / "vocab.txt").read_text().split("\n")
+    (folder / "vocab.txt").write_text("\n".join([*pieces[:30], piece, *pieces[31:]]), newline="\n")
+    assert relpos("convert", folder, "--to", "learned+m4", "--out", ours) == 0
+    assert len(read_dictionary(ours / "dict.txt")) == 35
+    for number, command in enumerate((["--to", "same"], ["--to", "hf-bert"])):
+        assert relpos("convert", ours, *command, "--out", tmp_path / f"back{number}") == 0
+    assert relpos("export", "transformers", ours / "model.pt", tmp_path / "out") == 0
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "back1")
+    assert again.convert_ids_to_tokens(30) == piece
+    assert ids(again) == ids(transformers.AutoTokenizer.from_pretrained(folder))
+
+
+@pytest.mark.parametrize("symbol", ["", "a\nb", "a\rb", "\ud800"])
+def test_what_no_dictionary_holds_is_refused_by_name(symbol, tmp_path):
+    marian(tmp_path / "first")
+    path = tmp_path / "first" / "vocab.json"
+    numbers = json.loads(path.read_text())
+    path.write_text(json.dumps({symbol if number == 9 else name: number for name, number in numbers.items()}))
+    with pytest.raises(ConversionError) as error:
+        read(tmp_path / "first")
+    assert f"symbol {symbol!r} cannot be a word of fairseq's dictionary: it is empty, or holds" in str(error.value)
+
+
+@pytest.mark.parametrize(("length", "expected"), [(9, 9), (9.0, 9), (99, 24), (int(1e30), 24), (1e30, 24), (None, 24)])
+def test_settings_come_back_and_are_in_exports(length, expected, tmp_path):
+    """No input is longer than the model's own."""
+    bert(tmp_path / "first", "absolute")
+    settings = {"padding_side": "left", "truncation_side": "left", "pad_to_multiple_of": 8, "chat_template": "{{ a }}"}
+    told = json.dumps(settings | {"model_max_length": length, "tokenizer_class": "BertTokenizer"})
+    (tmp_path / "first" / "tokenizer_config.json").write_text(told)
+    assert relpos("convert", tmp_path / "first", "--to", "learned+m4", "--out", tmp_path / "ours") == 0
+    assert relpos("convert", tmp_path / "ours", "--to", "hf-bert", "--out", tmp_path / "back") == 0
+    assert relpos("export", "transformers", tmp_path / "ours" / "model.pt", tmp_path / "out") == 0
+    for part in ("back", "out"):
+        said = json.loads((tmp_path / part / "tokenizer_config.json").read_text())
+        assert {key: said[key] for key in settings} == settings
+        again = transformers.AutoTokenizer.from_pretrained(tmp_path / part)
+        assert (again.model_max_length, again.padding_side, again.truncation_side) == (expected, "left", "left")
+        assert len(again("a " * 99, truncation=True)["input_ids"]) == expected
+
+
+@pytest.mark.parametrize("key", ["padding_side", "truncation_side", "model_max_length"])
+def test_settings_that_no_tokenizer_has_are_named(key, tmp_path):
+    bert(tmp_path, "absolute")
+    for value in ("up", 0, [], float("nan"), True):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({key: value}))
+        with pytest.raises(UserError) as error:
+            read(tmp_path)
+        assert f"{tmp_path / 'tokenizer_config.json'}: {key} must be " in str(error.value)
+        assert str(error.value).endswith(repr(value))

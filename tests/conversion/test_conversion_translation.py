@@ -11,6 +11,7 @@ import pytest
 import sentencepiece
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from helpers.commands import relpos
 from helpers.conversion import shake
@@ -136,6 +137,19 @@ def test_marian_equals_transformers(tmp_path, convert, own, values):
     found = ours(tmp_path / "out", source, target)
     assert (found[..., rows >= 0] - theirs[..., rows[rows >= 0]]).abs().max() < 1e-5
     assert (found[..., rows < 0] < -9e3).all() and (rows < 0).sum() == 1  # <s>
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_marians_output_projection_is_the_embedding_where_it_is_tied(tied, tmp_path, convert):
+    marian(tmp_path / "marian")
+    file, path = tmp_path / "marian" / "model.safetensors", tmp_path / "marian" / "config.json"
+    tensors = load_file(file)
+    save_file(tensors | {"lm_head.weight": torch.randn_like(tensors["model.shared.weight"])}, file, {"format": "pt"})
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": tied}))
+    status, said = convert(tmp_path / "marian", "--to", "same", "--out", tmp_path / "out")
+    assert status == 0 and "exact     yes" in said and "compared  with MarianMTModel of transformers" in said
+    became = json.loads((tmp_path / "out" / "conversion.json").read_text())["ledger"]["tensors"]
+    assert ("lm_head.weight" in became["used"]) != tied
 
 
 @torch.no_grad()
