@@ -1,4 +1,4 @@
-"""Measure speed, memory and BLEU of one checkpoint: fairseq-generate, `relpos translate`, CTranslate2; fp32 and int8.
+"""Measure speed, memory and BLEU of a checkpoint: fairseq-generate, `relpos translate`, CTranslate2, by type of weight.
 
 fairseq's own transformer and transformers' Marian, untrained and of the same shape, write as many tokens of each batch
 as the checkpoint's longest translation there.  Each timing has a process of its own: in one process, threads of one
@@ -32,6 +32,7 @@ from relpos_fairseq.inference.checkpoints import loading
 from relpos_fairseq.inference.translator import Batching, Search, batches
 from relpos_fairseq.io.errors import ToolError, UserError
 from relpos_fairseq.io.progress import table
+from relpos_fairseq.nn.packed import BFloat16Linear
 
 PACKAGE = Path(__file__).resolve().parent.parent
 TIMED = re.compile(r"Translated .*?\(([\d.]+) sentences/s")
@@ -81,6 +82,8 @@ def benchmark(checkpoint: Path, data: Path, split: str, beam: int, rounds: int) 
             "relpos translate": partial(run_apart, _translated, checkpoint, data, sources, beam),
             "relpos translate int8": partial(run_apart, _translated, checkpoint, data, sources, beam, "int8"),
         }
+        if run_apart(BFloat16Linear.problem) is None:
+            runs["relpos translate bf16"] = partial(run_apart, _translated, checkpoint, data, sources, beam, "bf16")
         for kind, folder in folders.items():
             runs[f"CTranslate2 {kind}"] = partial(run_apart, _translated, folder, None, sources, beam)
         served: dict[str, list[Served]] = {name: [] for name in runs}

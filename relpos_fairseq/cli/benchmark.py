@@ -288,9 +288,10 @@ class BenchmarkServing:
         relpos benchmark serving checkpoints/checkpoint_best.pt data-bin/multi30k
 
     One table: sentences and tokens a second, peak memory, seconds of the start, and BLEU of
-    fairseq-generate, of `relpos translate` in fp32 and int8, and of CTranslate2 in fp32 and int8 where it
-    has the position scheme, on the CPU with OMP_NUM_THREADS threads. Each timing has a process of its own.
-    BLEU is of text.
+    fairseq-generate, of `relpos translate` in fp32, int8 and (where the processor has it) bf16, of CTranslate2
+    in fp32 and int8 where it has the position scheme, and, untrained, of fairseq's transformer and
+    transformers' Marian of the same shape, on the CPU with OMP_NUM_THREADS threads. Each timing has a
+    process of its own. BLEU is of text.
     Needs pip install 'relpos_fairseq[ct2]'.
     """
 

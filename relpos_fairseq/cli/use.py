@@ -43,7 +43,7 @@ class Translate:
     max_tokens: int = option(4096, "symbols of a batch (%(default)s)")
     buffer: int | None = option(None, "lines sorted together (8192; 1 on a terminal)", metavar="N")
     cpu: bool = flag("no GPU")
-    quantization: str | None = option(None, QUANTIZATION, choices=("int8",))
+    quantization: str | None = option(None, QUANTIZATION, choices=("int8", "bf16"))
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.export.translators import open_translator
@@ -82,7 +82,7 @@ class Sample:
     context: int | None = option(None, "tokens seen without memory (as trained)", metavar="N")
     jsonl: bool = flag("print a JSON object a sample")
     cpu: bool = flag("no GPU")
-    quantization: str | None = option(None, QUANTIZATION, choices=("int8",))
+    quantization: str | None = option(None, QUANTIZATION, choices=("int8", "bf16"))
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.inference.commands import sample_text
@@ -109,7 +109,7 @@ class Fill:
     top_k: int = option(5, "pieces a line (%(default)s)", metavar="K")
     jsonl: bool = flag("print a JSON object a line")
     cpu: bool = flag("no GPU")
-    quantization: str | None = option(None, QUANTIZATION, choices=("int8",))
+    quantization: str | None = option(None, QUANTIZATION, choices=("int8", "bf16"))
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.inference.commands import fill_lines
@@ -139,7 +139,7 @@ class Answer:
     no_answer: bool = flag("'no answer' may win, as in SQuAD v2.0")
     jsonl: bool = flag("print a JSON object a question")
     cpu: bool = flag("no GPU")
-    quantization: str | None = option(None, QUANTIZATION, choices=("int8",))
+    quantization: str | None = option(None, QUANTIZATION, choices=("int8", "bf16"))
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.inference.commands import answer_questions
@@ -169,7 +169,7 @@ class Classify:
     on_long_line: str = option("fail", "default: %(default)s", choices=("fail", "cut"))
     jsonl: bool = flag("print a JSON object a line")
     cpu: bool = flag("no GPU")
-    quantization: str | None = option(None, QUANTIZATION, choices=("int8",))
+    quantization: str | None = option(None, QUANTIZATION, choices=("int8", "bf16"))
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.evaluation.classification import classify_lines

@@ -67,7 +67,7 @@ class Classifier:
             checkpoint: the model's file.
             data: folder of `relpos prepare glue`; None: the text beside the checkpoint.
             cpu: use no GPU.
-            quantization: `int8`, or None.
+            quantization: `int8`, `bf16`, or None.
 
         Raises:
             UserError: the checkpoint is of another task.

@@ -98,7 +98,7 @@ def open_translator(
         path: a checkpoint's file, or the folder of an export.
         data: data folder of a checkpoint that has no text/ beside it.
         cpu: use no GPU.
-        quantization: `int8` of a checkpoint, or None.
+        quantization: `int8` or `bf16` of a checkpoint, or None.
 
     Raises:
         UserError: it is neither, or no translation model.

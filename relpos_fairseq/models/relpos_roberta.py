@@ -242,7 +242,7 @@ class RelPosRobertaModel(RobertaModel):
             data_name_or_path: folder of dict.txt; one that begins with . is inside the former.
             bpe: a tokenizer of `relpos_fairseq.text` or its folder; None: the one beside
                 the data or the checkpoint, and without one text is symbols joined by spaces.
-            kwargs: overrides of the checkpoint's config, and `quantization="int8"`.
+            kwargs: overrides of the checkpoint's config, and `quantization="int8"` or `"bf16"`.
         """
         return roberta_hub.from_pretrained(
             str(model_name_or_path), checkpoint_file, str(data_name_or_path), bpe, **kwargs

@@ -1,12 +1,14 @@
-"""Linear layers for inference on a CPU: weights packed once by oneDNN, or in int8; layers of one input are one product.
+"""Linear layers for inference on a CPU: packed once by oneDNN, or in int8 or bf16; layers of one input are one product.
 
 `pack` and `quantize` replace the `nn.Linear` layers of a model. A packed layer has the parameters that it had, under
 their names, and computes as before where gradients are enabled; weights that change are packed anew. A layer in int8
-has no parameters: its weight has one scale a channel, and its input is quantized as it comes, with one scale a call.
+or bf16 has no parameters: in int8 its weight has one scale a channel, and its input is quantized as it comes, with one
+scale a call.
 """
 
 from __future__ import annotations
 
+import platform
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +23,6 @@ from relpos_fairseq.positions import is_captured
 
 ROWS = 128  # for which oneDNN lays out a weight; from 32 rows on the layout hardly differs
 ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")  # of int8, in the order in which they are taken
-KINDS = ("int8",)
 
 
 class PackedProduct:
@@ -85,25 +86,53 @@ class PackedLinear(nn.Linear):
         return self.product(rows)[0] if self.product.applies_to(rows) else F.linear(rows, self.weight, self.bias)
 
 
-class QuantizedLinear(nn.Module):
-    """A linear layer in int8; `weight` and `bias` are what it computes with, in fp32."""
+class ReducedLinear(nn.Module):
+    """Base class of a linear layer in fewer bits; `weight` and `bias` are what it computes with, in fp32."""
+
+    kind: str  # a name of KINDS
 
     def __init__(self, *layers: nn.Module) -> None:
         """Make one layer of those that read the same input, their outputs side by side."""
         super().__init__()
         weight, bias = side_by_side(layers)
         self.out_features, self.in_features = weight.shape
-        weight = weight.float()
+        self.take(weight.float(), None if bias is None else bias.float())
+        self.train(layers[0].training)
+
+    def take(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Keep a weight (out, in) and a bias (out,)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def problem() -> str | None:
+        """Return why this machine does not compute so, or None."""
+        raise NotImplementedError
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        raise UserError(f"a model in {self.kind} is not saved: save the one that it was made of")
+
+
+class QuantizedLinear(ReducedLinear):
+    """A linear layer in int8."""
+
+    kind = "int8"
+
+    @staticmethod
+    def problem() -> str | None:
+        engine = next((one for one in ENGINES if one in torch.backends.quantized.supported_engines), None)
+        if engine is not None:
+            torch.backends.quantized.engine = engine
+        return "this build of torch multiplies no integers" if engine is None else None
+
+    def take(self, weight: Tensor, bias: Tensor | None) -> None:
         scales = weight.abs().amax(1).clamp(min=1e-12) / 127
         zeros = torch.zeros(len(scales), dtype=torch.long)
-        bias = None if bias is None else bias.float()
         with warnings.catch_warnings():  # torch announces an end of these functions, and no other of its own
             warnings.simplefilter("ignore")
             integers = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
         self.packed = torch.ops.quantized.linear_prepack(integers, bias)
         # Without these instructions pairs of products are added in 16 bits: inputs have 7 bits then.
         self.narrow = not torch.cpu._is_vnni_supported()
-        self.train(layers[0].training)
 
     @property
     def weight(self) -> Tensor:
@@ -113,13 +142,42 @@ class QuantizedLinear(nn.Module):
     def bias(self) -> Tensor | None:
         return torch.ops.quantized.linear_unpack(self.packed)[1]
 
-    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
-        raise UserError("a model in int8 is not saved: save the one that it was made of")
-
     def forward(self, rows: Tensor) -> Tensor:
         """Return the output of rows (..., E), in their type."""
         found = torch.ops.quantized.linear_dynamic(rows.float().contiguous(), self.packed, self.narrow)
         return found.to(rows.dtype)
+
+
+class BFloat16Linear(ReducedLinear):
+    """A linear layer in bf16, whose sums are in fp32."""
+
+    kind = "bf16"
+
+    @staticmethod
+    def problem() -> str | None:
+        x86 = platform.machine().lower() in ("x86_64", "amd64")  # where oneDNN would emulate it
+        has = torch.cpu._is_avx512_bf16_supported() if x86 else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return None if can_pack() and has else "this processor has no products of bf16, or this torch no oneDNN"
+
+    def take(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), ROWS)
+        self.rounded = None if bias is None else bias.bfloat16()
+
+    @property
+    def weight(self) -> Tensor:
+        return self.packed.to_dense().float()
+
+    @property
+    def bias(self) -> Tensor | None:
+        return None if self.rounded is None else self.rounded.float()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the output of rows (..., E), in their type."""
+        given = rows.bfloat16().contiguous()
+        return torch.ops.mkldnn._linear_pointwise(given, self.packed, self.rounded, "none", [], "").to(rows.dtype)
+
+
+KINDS: dict[str, type[ReducedLinear]] = {one.kind: one for one in (QuantizedLinear, BFloat16Linear)}
 
 
 def can_pack() -> bool:
@@ -139,26 +197,24 @@ def pack(model: nn.Module) -> None:
 
 
 def quantize(model: nn.Module, kind: str) -> None:
-    """Replace the linear layers of a model on a CPU by layers in int8, in place.
+    """Replace the linear layers of a model on a CPU by layers in int8 or bf16, in place.
 
     Raises:
-        UserError: another kind, no CPU, or this build of torch has no kernels of int8.
+        UserError: another kind, no CPU, or this machine does not compute so.
     """
     if kind not in KINDS:
         raise UserError(f"--quantization {kind}: one of {', '.join(KINDS)}")
     if (device := next(model.parameters()).device.type) != "cpu":
         raise UserError(f"--quantization {kind} is for CPUs, and the model is on {device}: give --cpu")
-    engine = next((one for one in ENGINES if one in torch.backends.quantized.supported_engines), None)
-    if engine is None:
-        raise UserError(f"--quantization {kind}: this build of torch multiplies no integers")
-    torch.backends.quantized.engine = engine
+    if problem := KINDS[kind].problem():
+        raise UserError(f"--quantization {kind}: {problem}")
     keep_freed_memory()
-    _replace(model, QuantizedLinear)
-    _join(model, QuantizedLinear, QuantizedProduct)
+    _replace(model, KINDS[kind])
+    _join(model, KINDS[kind], ReducedProduct)
 
 
 def prepare(model: nn.Module, quantization: str | None = None) -> None:
-    """Make a model ready for inference, in place: in int8 if `quantization` says so, else packed on a CPU.
+    """Make a model ready for inference, in place: in int8 or bf16 as `quantization` says, else packed on a CPU.
 
     Raises:
         UserError: as `quantize`.
@@ -168,14 +224,14 @@ def prepare(model: nn.Module, quantization: str | None = None) -> None:
     pack(model)
 
 
-class QuantizedProduct:
-    """The product of rows with the weights of layers in int8 that read the same input."""
+class ReducedProduct:
+    """The product of rows with the weights of layers in int8 or bf16 that read the same input."""
 
-    def __init__(self, *layers: QuantizedLinear) -> None:
-        self.sizes, self.layer = [layer.out_features for layer in layers], QuantizedLinear(*layers)
+    def __init__(self, *layers: ReducedLinear) -> None:
+        self.sizes, self.layer = [layer.out_features for layer in layers], type(layers[0])(*layers)
 
     def applies_to(self, rows: Tensor) -> bool:
-        """Return True: integers are all that is there."""
+        """Return True: fewer bits are all that is there."""
         return True
 
     def __call__(self, rows: Tensor) -> tuple[Tensor, ...]:

@@ -282,6 +282,7 @@ def test_an_engine_that_differs_writes_nothing(checkpoint, tmp_path, monkeypatch
 def test_the_benchmark_has_a_row_for_each_search(corpus, checkpoint, capsys):
     assert relpos("benchmark", "serving", checkpoint, corpus.binary, "--rounds", "1") == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if re.search(r"\d\.\d", line)]
+    rows = [row for row in rows if "bf16" not in row]
     bleu = [row.strip(" |").split("|")[-1].strip() for row in rows]
     assert len(rows) == 7 and "relpos translate int8" in rows[2]
     assert ["fairseq's transformer" in rows[5], "Marian" in rows[6]] == [True, True] and bleu[5:] == ["-", "-"]

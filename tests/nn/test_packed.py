@@ -12,7 +12,16 @@ from torch import nn
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.models.building import build_generating
-from relpos_fairseq.nn.packed import PackedLinear, QuantizedLinear, can_pack, pack, prepare, quantize
+from relpos_fairseq.nn.packed import (
+    KINDS,
+    BFloat16Linear,
+    PackedLinear,
+    QuantizedLinear,
+    can_pack,
+    pack,
+    prepare,
+    quantize,
+)
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="torch without oneDNN")
@@ -55,15 +64,20 @@ def scores(model: nn.Module, steps: bool) -> torch.Tensor:
 def test_every_scheme_computes_the_same(scheme):
     model = translation(scheme)
     plain = {steps: scores(model, steps) for steps in (False, True)}
-    packed, integers = copy.deepcopy(model), copy.deepcopy(model)
+    packed = copy.deepcopy(model)
     pack(packed)
-    quantize(integers, "int8")
     assert any(isinstance(part, PackedLinear) for part in packed.modules())
     assert packed.state_dict().keys() == model.state_dict().keys()
     for steps, expected in plain.items():
         torch.testing.assert_close(scores(packed, steps), expected, rtol=1e-5, atol=1e-5)
-        apart = (scores(integers, steps) - expected).abs().max()
-        assert 0 < apart < 0.05 * expected.abs().max(), apart
+    for kind in KINDS:
+        if KINDS[kind].problem():
+            continue
+        reduced = copy.deepcopy(model)
+        quantize(reduced, kind)
+        for steps, expected in plain.items():
+            apart = (scores(reduced, steps) - expected).abs().max()
+            assert 0 < apart < 0.05 * expected.abs().max(), (kind, apart)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -102,6 +116,29 @@ def test_a_layer_is_the_layer_that_it_was(rows, width, out, bias, lead):
         steps = steps + layer.weight.abs().amax(1) / 127 * given.abs().sum(-1, keepdim=True)
         assert bool(((found(given) - expected).abs() <= steps + 1e-5).all())
         torch.testing.assert_close(found.weight, layer.weight, rtol=0, atol=float(layer.weight.abs().max()) / 127)
+
+
+def test_bf16_rounds_weights_and_inputs_alone():
+    """Sums are in fp32: the output is that of rounded weights, inputs and biases."""
+    if problem := BFloat16Linear.problem():
+        pytest.skip(problem)
+    torch.manual_seed(1)
+    layers = [nn.Linear(40, 24), nn.Linear(40, 17)]
+    given = torch.randn(5, 3, 40)
+    with torch.inference_mode():
+        for layer in layers:
+            reduced = BFloat16Linear(layer)
+            assert torch.equal(reduced.weight, layer.weight.bfloat16().float())
+            expected = nn.functional.linear(given.bfloat16().float(), reduced.weight, reduced.bias)
+            torch.testing.assert_close(reduced(given), expected, rtol=1e-2, atol=1e-5)
+        joined = BFloat16Linear(*map(BFloat16Linear, layers))
+        assert torch.equal(joined(given), torch.cat([BFloat16Linear(layer)(given) for layer in layers], -1))
+
+
+def test_a_processor_without_bf16_is_named(monkeypatch):
+    monkeypatch.setattr(BFloat16Linear, "problem", staticmethod(lambda: "this processor has none"))
+    with pytest.raises(UserError, match="--quantization bf16: this processor has none"):
+        quantize(translation("m4"), "bf16")
 
 
 def test_training_goes_on_after_packing_and_weights_that_change_are_packed_anew():
@@ -154,7 +191,7 @@ def test_half_precision_and_fp64_are_computed_as_they_were():
 
 
 def test_what_cannot_be_is_said():
-    with pytest.raises(UserError, match="--quantization int3: one of int8"):
+    with pytest.raises(UserError, match="--quantization int3: one of int8, bf16"):
         quantize(translation("m4"), "int3")
     with pytest.raises(UserError, match="for CPUs, and the model is on meta"):
         quantize(nn.Linear(2, 2, device="meta"), "int8")

@@ -132,7 +132,7 @@ def load(path: Path, data: Path | None, cpu: bool, command: str, quantization: s
         data: its data folder; None: the text beside the checkpoint.
         cpu: use no GPU.
         command: a value of JOBS.
-        quantization: `int8`, or None.
+        quantization: `int8`, `bf16`, or None.
 
     Raises:
         UserError: there is no such file, another command runs the model, or dictionaries are missing.
