@@ -16,6 +16,7 @@ from relpos_fairseq import placement as stack
 from relpos_fairseq.attention import AttentionInputs, attend, step
 from relpos_fairseq.attention.inputs import of_rows
 from relpos_fairseq.modules.multihead_attention import SPARES
+from relpos_fairseq.nn import self_attention
 from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import PositionTerms
@@ -65,6 +66,15 @@ def decode(layer: Layer, left: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
 def test_growing_reordered_and_shrunk_decoding_equals_full_forward(case: Case) -> None:
     """Token by token over two growths, reorders and a finished sentence; no stale key is read."""
+    layer = Layer(case, causal=True)
+    read, _, outputs = decode(layer)
+    torch.testing.assert_close(outputs, layer(read).detach(), **EXACT)
+
+
+@pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
+def test_rows_are_moved_where_attention_reads_its_own(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without a C compiler, on a GPU, or with gates."""
+    monkeypatch.setattr(self_attention, "reads_key_rows", lambda *_: False)
     layer = Layer(case, causal=True)
     read, _, outputs = decode(layer)
     torch.testing.assert_close(outputs, layer(read).detach(), **EXACT)
