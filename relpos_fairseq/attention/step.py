@@ -178,6 +178,9 @@ class StepTables:
         """Return the factors of the last of `length` positions (1, H|1, 1, r), and of all (1, H|1, length, r)."""
         return [(query[None, :, length - 1 : length], key[None, :, :length]) for query, key in self.factors]
 
+    def __getstate__(self) -> dict[str, Any]:  # what a backend formed of them may hold addresses
+        return self.__dict__ | {"_formed": {}}
+
     def once(self, key: Hashable, form: Callable[[], Any]) -> Any:
         """Return the result of `form()`, computed once and stored under `key` as long as these tables live."""
         found = self._formed.get(key)

@@ -106,7 +106,7 @@ class RelPosDecoder(TransformerDecoderBase):
         sources = _encoder_parts(encoder_out)[2]
         if state is None or SOURCES in state or sources is None or torch.is_grad_enabled() or is_captured():
             return 1
-        if self.training or any(getattr(part, "apply_during_inference", False) for part in self.modules()):
+        if any(part.training or getattr(part, "apply_during_inference", False) for part in self.modules()):
             return 1  # dropout makes rows differ
         beams = repeats(sources, len(tokens))
         alike = beams > 1 and torch.equal(tokens, tokens[::beams].repeat_interleave(beams, 0))

@@ -22,6 +22,7 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.positions import is_captured
 
 ROWS = 128  # for which oneDNN lays out a weight; from 32 rows on the layout hardly differs
+NOISE = "fairseq.modules.quant_noise"  # whose hook acts in training alone
 ENGINES = ("x86", "onednn", "fbgemm", "qnnpack")  # of int8, in the order in which they are taken
 
 
@@ -111,6 +112,9 @@ class ReducedLinear(nn.Module):
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         raise UserError(f"a model in {self.kind} is not saved: save the one that it was made of")
 
+    def _load_from_state_dict(self, *given: Any) -> None:
+        raise UserError(f"a model in {self.kind} takes no weights: load them first, then quantize it")
+
 
 class QuantizedLinear(ReducedLinear):
     """A linear layer in int8."""
@@ -163,6 +167,13 @@ class BFloat16Linear(ReducedLinear):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), ROWS)
         self.rounded = None if bias is None else bias.bfloat16()
 
+    def __getstate__(self) -> dict[str, Any]:  # packed tensors are not copied
+        return self.__dict__ | {"packed": self.packed.to_dense()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.packed.bfloat16(), ROWS)
+
     @property
     def weight(self) -> Tensor:
         return self.packed.to_dense().float()
@@ -208,6 +219,8 @@ def quantize(model: nn.Module, kind: str) -> None:
         raise UserError(f"--quantization {kind} is for CPUs, and the model is on {device}: give --cpu")
     if problem := KINDS[kind].problem():
         raise UserError(f"--quantization {kind}: {problem}")
+    if before := next((part.kind for part in model.modules() if isinstance(part, ReducedLinear)), None):
+        raise UserError(f"--quantization {kind}: the model is in {before} already")
     keep_freed_memory()
     _replace(model, KINDS[kind])
     _join(model, KINDS[kind], ReducedProduct)
@@ -240,9 +253,12 @@ class ReducedProduct:
 
 
 def _replace(model: nn.Module, kind: type[nn.Module]) -> None:
+    """Replace linear layers but those with hooks; noise in training says nothing of layers that are not trained."""
+    trains = kind is PackedLinear
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) in (nn.Linear, PackedLinear) and type(child) is not kind and not child._forward_pre_hooks:
+            hooks = [hook for hook in child._forward_pre_hooks.values() if trains or hook.__module__ != NOISE]
+            if type(child) in (nn.Linear, PackedLinear) and type(child) is not kind and not hooks:
                 setattr(module, name, kind(child))
 
 

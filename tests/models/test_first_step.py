@@ -65,7 +65,9 @@ def test_rows_that_differ_are_all_evaluated():
     state: dict = {}
     decoder(tokens, sources, state)
     assert decoder._equal_rows(tokens, sources, state) == 1
-    decoder.layers[1].dropout_module.apply_during_inference = True
+    decoder.layers[0].dropout_module.train()
+    assert decoder._equal_rows(tokens, sources, {}) == 1
+    decoder.eval().layers[1].dropout_module.apply_during_inference = True
     assert decoder._equal_rows(tokens, sources, {}) == 1
 
 

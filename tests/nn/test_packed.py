@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
+from fairseq.modules.quant_noise import quant_noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -181,6 +183,46 @@ def test_a_packed_model_is_copied_and_saved_and_one_in_int8_is_not(tmp_path):
     quantize(model, "int8")
     with pytest.raises(UserError, match="int8 is not saved"):
         model.state_dict()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_reduced_is_copied_takes_no_weights_and_is_reduced_once(kind):
+    if problem := KINDS[kind].problem():
+        pytest.skip(problem)
+    model = translation("m4")
+    state = model.state_dict()
+    quantize(model, kind)
+    assert torch.equal(scores(copy.deepcopy(model), True), scores(model, True))
+    with pytest.raises(UserError, match=f"a model in {kind} takes no weights: load them first"):
+        model.load_state_dict(state)
+    with pytest.raises(UserError, match=f"the model is in {kind} already"):
+        quantize(model, "int8")
+
+
+def test_layers_trained_with_noise_are_reduced_too():
+    model = translation("m4")
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear:
+                setattr(module, name, quant_noise(child, 0.1, 8))
+    quantize(model, "int8")
+    assert not any(type(part) is nn.Linear for part in model.modules())
+
+
+@pytest.mark.parametrize("scheme", ["none", "m4", "alibi", "tupe", "rope"])
+def test_a_search_is_copied(scheme):
+    """The state between two steps, by deepcopy and by pickle."""
+    model = translation(scheme)
+    tokens = torch.randint(4, ROWS, (3, 6), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        encoded = model.encoder(tokens)
+        state: dict = {}
+        for end in range(1, 6):
+            model.decoder(tokens[:, :end], encoded, state)
+        others = copy.deepcopy(state), pickle.loads(pickle.dumps(state))
+        expected = model.decoder(tokens, encoded, state)[0]
+        for other in others:
+            torch.testing.assert_close(model.decoder(tokens, encoded, other)[0], expected, rtol=0, atol=0)
 
 
 def test_half_precision_and_fp64_are_computed_as_they_were():
