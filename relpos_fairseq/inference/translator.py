@@ -77,13 +77,13 @@ class Batching:
 
     Attributes:
         max_tokens: symbols of a batch, padding and `</s>` included.
-        max_sentences: sentences of a batch.
+        max_sentences: sentences of a batch; more are slower on a CPU, whose caches hold no more scores of a vocabulary.
         buffer: lines that are read and sorted at a time.
         cut: cut a sentence that is too long; else it is an error.
     """
 
     max_tokens: int = 4096
-    max_sentences: int = 512
+    max_sentences: int = 128
     buffer: int = 8192
     cut: bool = False
 
