@@ -23,8 +23,7 @@ from relpos_fairseq.benchmarks.serving import peak_memory, run_apart
 from relpos_fairseq.export.optional_imports import require
 from relpos_fairseq.inference.checkpoints.causal_lm import Choice, Continuation, open_model, sample
 from relpos_fairseq.io.progress import table
-
-FIRST = 4  # the first symbol that is no special one
+from relpos_fairseq.text.dictionary import SPECIAL
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Workload:
 
     def ids(self, words: int) -> list[int]:
         """Return the prompt's ids, for a dictionary of so many words."""
-        return torch.randint(FIRST, words, (self.prompt,), generator=torch.Generator().manual_seed(1)).tolist()
+        return torch.randint(len(SPECIAL), words, (self.prompt,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
 def benchmark(checkpoint: Path, data: Path | None, workload: Workload, rounds: int) -> str:

@@ -94,7 +94,7 @@ def benchmark(checkpoint: Path, data: Path, split: str, beam: int, rounds: int) 
         for name, function in (("fairseq's transformer", _of_fairseq), ("transformers' Marian", _of_marian)):
             peer = partial(run_apart, _of_same_shape, function, checkpoint, data, sources, lengths, beam)
             served[name] = [peer() for _ in range(rounds)]
-    whole = {name: each[-1].lines for name, each in served.items() if each[-1].lines[0]}
+    whole = {name: each[-1].lines for name, each in served.items() if any(each[-1].lines)}
     bleu = run_apart(_bleu, checkpoint, data, references, whole)
     rows = []
     for name, each in served.items():
@@ -137,7 +137,7 @@ Writes = Callable[[list[list[int]], int], None]  # of the ids of a batch, and th
 
 
 def _of_same_shape(
-    function: Callable[[Path, Path, int], Writes],
+    function: Callable[[Any, Any, int], Writes],
     checkpoint: Path,
     data: Path,
     lines: Lines,
@@ -147,7 +147,7 @@ def _of_same_shape(
     """Translate with another library's untrained model, in this process, which does nothing else.
 
     Args:
-        function: makes the model's search.
+        function: makes the model's search, of the checkpoint's options of the model, its task and the beam.
         checkpoint: whose shape it has.
         data: of the checkpoint.
         lines: sources, as symbols.
@@ -155,8 +155,10 @@ def _of_same_shape(
         beam: width of the search.
     """
     entered = time.perf_counter()
-    words = load_translation(checkpoint, data)[1].source_dictionary
-    search, tokens = function(checkpoint, data, beam), 0
+    model, task = load_translation(checkpoint, data)
+    words, shape = task.source_dictionary, model.cfg
+    del model
+    search, tokens = function(shape, task, beam), 0
     began = time.perf_counter()
     for batch in batches([len(line) for line in lines], Batching()):
         longest = max(lengths[number] for number in batch)
@@ -166,19 +168,12 @@ def _of_same_shape(
     return Served(seconds, began - entered, peak_memory(os.getpid()), [[] for _ in lines], tokens)
 
 
-def _shape(checkpoint: Path, data: Path) -> tuple[Any, Any]:
-    """Return a checkpoint's options of the model, and its task."""
-    model, task = load_translation(checkpoint, data)
-    return model.cfg, task
-
-
-def _of_fairseq(checkpoint: Path, data: Path, beam: int) -> Writes:
+def _of_fairseq(cfg: Any, task: Any, beam: int) -> Writes:
     """Return the search of fairseq's own transformer, untrained."""
     import torch
     from fairseq.models.transformer import TransformerConfig, TransformerModelBase
     from fairseq.sequence_generator import SequenceGenerator
 
-    cfg, task = _shape(checkpoint, data)
     shape = TransformerConfig()
     for side in ("encoder", "decoder"):
         for part in ("embed_dim", "ffn_embed_dim", "layers", "attention_heads", "normalize_before"):
@@ -197,12 +192,11 @@ def _of_fairseq(checkpoint: Path, data: Path, beam: int) -> Writes:
     return torch.inference_mode()(search)
 
 
-def _of_marian(checkpoint: Path, data: Path, beam: int) -> Writes:
+def _of_marian(cfg: Any, task: Any, beam: int) -> Writes:
     """Return the search of transformers' Marian, untrained."""
     import torch
 
     transformers = require("transformers", "transformers")
-    cfg, task = _shape(checkpoint, data)
     sides = {
         **{f"{side}_layers": getattr(cfg, side).layers for side in ("encoder", "decoder")},
         **{f"{side}_ffn_dim": getattr(cfg, side).ffn_embed_dim for side in ("encoder", "decoder")},

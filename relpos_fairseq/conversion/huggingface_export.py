@@ -157,6 +157,20 @@ def _positions(scheme: type[PositionScheme], state: State, source: EncoderSource
     return length
 
 
+_PLACES = ("classification_heads", "span_heads", "token_heads")
+
+
+def _heads(state: State) -> dict[str, str]:
+    """Return the names of a model's heads, each with the kind of place where it lies."""
+    return {name.split(".")[1]: name.split(".")[0] for name in state if name.split(".")[0] in _PLACES}
+
+
+def own_head(source: EncoderSource) -> str | None:
+    """Return our name of the head with which a folder was read, for the way back; None: another head, or no folder."""
+    mine = [name for name, place in _heads(source.state).items() if source.kind_of(place, name).suffix == source.head]
+    return mine[0] if len(mine) == 1 else None
+
+
 def _take_head(
     source: EncoderSource, state: State, family: Family, head: str | None, report: ConversionReport
 ) -> tuple[Head, dict[str, Tensor]]:
@@ -170,18 +184,16 @@ def _take_head(
     Raises:
         ConversionError: the model has no head of that name.
     """
-    places = ("classification_heads", "span_heads", "token_heads")
-    found = {name.split(".")[1]: name.split(".")[0] for name in state if name.split(".")[0] in places}
+    found = _heads(state)
     if head is not None and head not in found:
         raise ConversionError(f"--head {head}: the model has {', '.join(found) or 'no head but the masked LM'}")
-    taken = {name: state.pop(name) for name in list(state) if name.split(".")[0] in places}
+    taken = {name: state.pop(name) for name in list(state) if name.split(".")[0] in _PLACES}
     same = source.family in FAMILIES and FAMILIES[source.family].prefix == family.prefix
     kept = {name: value.clone() for name, value in source.kept.items()} if same else {}
     if not same:
         report.dropped += [f"tensor {name}: {family.name} has none" for name in source.kept]
     if head is None:
-        for left in sorted(found):
-            report.step(f"head {left} left out (--head {left} exports it)")
+        report.dropped += [f"head {left}: --head {left} exports it" for left in sorted(found)]
         if not (same and source.head == MODEL.suffix):
             return PRE_TRAINING if any(matching(name, [NEXT_SENTENCE]) for name in kept) else MASKED_LM, kept
     for name in [name for name in state if name.startswith("encoder.lm_head.")]:

@@ -20,7 +20,14 @@ from torch import Tensor, nn
 
 from relpos_fairseq.conversion.algebra import convert, match_members
 from relpos_fairseq.conversion.checkpoints import check_finite
-from relpos_fairseq.conversion.huggingface_export import check_written, export_order, outputs_of_folder, save_hf, to_hf
+from relpos_fairseq.conversion.huggingface_export import (
+    check_written,
+    export_order,
+    outputs_of_folder,
+    own_head,
+    save_hf,
+    to_hf,
+)
 from relpos_fairseq.conversion.huggingface_folder import FAMILIES
 from relpos_fairseq.conversion.in_transformers import transformers_release
 from relpos_fairseq.conversion.layouts import places
@@ -395,12 +402,13 @@ def to_huggingface(job: Job, source: EncoderSource, log: Log) -> FolderResult:
     vocabulary = export_order(source)
     if not vocabulary.made:
         log(f"note      no tokenizer beside {source.path}: the folder gets none; --data names a folder that has it")
-    config, weights, report = to_hf(source, FAMILIES[job.to.removeprefix("hf-")].name, vocabulary, job.head)
+    head = job.head or own_head(source)
+    config, weights, report = to_hf(source, FAMILIES[job.to.removeprefix("hf-")].name, vocabulary, head)
     report.compared = transformers_release()
     probe = _probe(job, source, source.values)
     kind = head_of(config, str(source.path)) or MASKED_LM
 
     def run(folder: Path) -> tuple[Outputs, Outputs]:
-        return outputs_of_folder(folder, kind, weights, source, vocabulary, probe, job.head)
+        return outputs_of_folder(folder, kind, weights, source, vocabulary, probe, head)
 
-    return FolderResult(source, report, probe, run, config, weights, vocabulary, kind, job.head)
+    return FolderResult(source, report, probe, run, config, weights, vocabulary, kind, head)

@@ -175,7 +175,7 @@ class RelPosDecoder(TransformerDecoderBase):
             return self.positions.of(tokens, *ids)
         kept = self.get_incremental_state(incremental_state, "positions") or DecodingTerms()
         self.set_incremental_state(incremental_state, "positions", kept)
-        cache = self.layers[0].self_attn._get_input_buffer(incremental_state)
+        cache = self.layers[0].self_attn._get_input_buffer(incremental_state) if self.num_layers else None
         done = 0 if cache is None else min(cache.length, tokens.size(1) - 1)
         return self.positions.of(tokens, *ids, query_start=done, decoding=kept)
 

@@ -143,6 +143,11 @@ class CrossAttention(MultiheadAttention):
         cache, batch = self._get_input_buffer(state), q.size(0)
         k, v, padding = (cache[f"prev_{name}"] for name in ("key", "value", "key_padding_mask"))
         length = k.size(2)
+        if batch != cache["beams"] * k.size(0):  # the kernel reads where it is told
+            raise ValueError(
+                f"incremental_state holds {cache['beams'] * k.size(0)} rows and there are {batch} queries: select "
+                f"rows by reorder_incremental_state, or take a fresh state for another batch"
+            )
         if cache.get("step") is None:
             rows = torch.arange(batch, device=q.device) // cache["beams"]
             hidden = None if padding is None or not padding.any() else padding[rows]

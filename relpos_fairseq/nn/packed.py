@@ -123,12 +123,12 @@ class QuantizedLinear(ReducedLinear):
 
     @staticmethod
     def problem() -> str | None:
-        engine = next((one for one in ENGINES if one in torch.backends.quantized.supported_engines), None)
-        if engine is not None:
-            torch.backends.quantized.engine = engine
-        return "this build of torch multiplies no integers" if engine is None else None
+        known = torch.backends.quantized.supported_engines
+        return None if any(one in known for one in ENGINES) else "this build of torch multiplies no integers"
 
     def take(self, weight: Tensor, bias: Tensor | None) -> None:
+        known = torch.backends.quantized.supported_engines
+        torch.backends.quantized.engine = next(one for one in ENGINES if one in known)
         scales = weight.abs().amax(1).clamp(min=1e-12) / 127
         zeros = torch.zeros(len(scales), dtype=torch.long)
         with warnings.catch_warnings():  # torch announces an end of these functions, and no other of its own

@@ -330,3 +330,27 @@ def test_a_weight_that_is_no_number_is_named(tmp_path, capsys):
     model.save_pretrained(tmp_path / "first")
     assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 2
     assert "bert.encoder.layer.1.output.dense.bias holds NaN" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_folder_goes_back_with_its_own_head(name, tmp_path, capsys):
+    """Nobody has to name it; a head that is left behind is lost, and nothing is called exact."""
+    suffix, values, head, _ = CASES[name]
+    write(tmp_path / "first", suffix, **values)
+    assert relpos("convert", tmp_path / "first", "--to", "learned+m4", "--out", tmp_path / "ours") == 0
+    capsys.readouterr()
+    assert relpos("convert", tmp_path / "ours", "--to", "hf-bert", "--out", tmp_path / "back") == 0
+    assert "exact     yes" in capsys.readouterr().out
+    configs = [json.loads((tmp_path / part / "config.json").read_text()) for part in ("first", "back")]
+    assert configs[0]["architectures"] == configs[1]["architectures"]
+    weights = [load_file(tmp_path / part / "model.safetensors") for part in ("first", "back")]
+    for key in weights[0].keys() & weights[1].keys():
+        assert torch.equal(weights[0][key], weights[1][key])
+    assert {key for key in weights[0] if "classifier" in key or "qa_outputs" in key} <= weights[1].keys()
+    if head:
+        state = torch.load(tmp_path / "ours" / "model.pt", weights_only=False)
+        del state["conversion"]["head"]  # as a training drops it
+        torch.save(state, tmp_path / "ours" / "model.pt")
+        assert relpos("convert", tmp_path / "ours", "--to", "hf-bert", "--out", tmp_path / "other") == 0
+        said = capsys.readouterr().out
+        assert f"lost      head {head}: --head {head} exports it" in said and "exact     no" in said

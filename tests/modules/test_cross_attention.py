@@ -179,3 +179,13 @@ def test_steps_by_the_kernel_are_fairseqs(data: st.DataObject) -> None:
         out, _ = own(query, key[:, read], None, padding[read], state, need_weights=False)
         expected, _ = plain(query, key[:, read], key[:, read], padding[read], need_weights=False)
         torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_a_state_of_another_batch_is_refused() -> None:
+    """The kernel is given no row that is not there."""
+    _, own = pair()
+    key, state = torch.randn(5, 2, 6).double(), {}
+    own(torch.randn(1, 2, 8).double(), key, None, None, state, need_weights=False)
+    with pytest.raises(ValueError, match="incremental_state holds 2 rows and there are 3 queries: select rows"):
+        own(torch.randn(1, 3, 8).double(), None, None, None, state, need_weights=False)
