@@ -124,6 +124,8 @@ class DecodingCache:
             self._gather()
         count = new["key"].size(2)
         start, stop = self.length, self.length + count
+        if not all(_fits(buffer, rows, stop) for buffer in self._buffers.values()):
+            self._gather()  # rows of finished sentences do not grow
         for name, part in new.items():
             if part is None:
                 continue

@@ -138,6 +138,20 @@ def test_a_search_moves_no_key() -> None:
 
 
 @torch.no_grad()
+def test_rows_of_finished_sentences_do_not_grow() -> None:
+    """Buffers that grow have the rows that are left, wherever their keys lay: one long hypothesis is one row."""
+    cache = DecodingCache()
+    first = torch.rand(64, 2, 8, 5)
+    cache.append({"key": first}, None)
+    cache.is_read_by_rows = True
+    cache.reorder(torch.tensor([40, 40, 7]), {})
+    key = torch.rand(3, 2, 100, 5)
+    kept = cache.append({"key": key}, None)["key"]
+    torch.testing.assert_close(kept, torch.cat([first[[40, 40, 7]], key], dim=2), rtol=0, atol=0)
+    assert cache.places is None and cache.buffers()["key"].size(0) == 3
+
+
+@torch.no_grad()
 def test_a_step_writes_its_own_slot_alone() -> None:
     """Within its capacity a buffer stays where it is, and earlier slots are not touched."""
     cache = DecodingCache()
