@@ -35,6 +35,7 @@ REQUIRES = [
     "omegaconf>=2.3,<2.4",
     "sacrebleu>=2",
     "regex",
+    "langcodes>=3.5",  # scripts of languages: 3.5 has them without its extra
     "tqdm",
     "bitarray",
     "scikit-learn",

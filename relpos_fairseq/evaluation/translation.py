@@ -13,13 +13,12 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import read_json, write_json
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.progress import table
+from relpos_fairseq.text.languages import find_language
 from relpos_fairseq.text.moses import Detokeniser
 
 HYPOTHESIS = re.compile(r"([DH])-(\d+)\t[^\t]*\t(.*)")
 TARGET = re.compile(r"T-(\d+)\t(.*)")
 GENERATED = re.compile(r"Generate (\S+) with beam=.*")
-# The codes of languages that sacrebleu's BLEU cuts otherwise than by spaces, as people and NLLB write them.
-LANGUAGES = {"zh": "zh", "zho": "zh", "cmn": "zh", "yue": "zh", "ja": "ja", "jpn": "ja", "ko": "ko", "kor": "ko"}
 SHOWN = 10  # numbers of sentences that an error lists
 
 
@@ -189,7 +188,7 @@ def metrics(language: str, tokenize: str | None = None, ter: bool = False) -> di
     Raises:
         UserError: there is no such tokenizer, or its package is not installed.
     """
-    of = {"tokenize": tokenize, "trg_lang": LANGUAGES.get(re.split(r"[-_]", language.lower())[0], "")}
+    of = {"tokenize": tokenize, "trg_lang": find_language(language).scored_as}
     if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
         raise UserError(f"--tokenize must be one of {', '.join(BLEU.TOKENIZERS)}, got {tokenize}")
     try:

@@ -38,7 +38,7 @@ NEUTRAL_OPTIONS = ("--workers",)
 NEUTRAL_FLAGS = ("--force", "--no-progress")
 PLACES = ("--out", "--destdir", "--from-dir", "--downloads")
 PACKAGES = (
-    *("fairseq", "fairseq-fixed", "numpy", "regex", "requests", "sacrebleu", "sacremoses"),
+    *("fairseq", "fairseq-fixed", "langcodes", "numpy", "regex", "requests", "sacrebleu", "sacremoses"),
     *("sentencepiece", "subword-nmt", "tokenizers"),
 )
 

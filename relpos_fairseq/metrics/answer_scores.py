@@ -20,6 +20,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from relpos_fairseq.text.languages import find_language
+
 _ASCII_PUNCTUATION = set(string.punctuation)
 _MLQA_ARTICLES = {
     "en": r"\b(a|an|the)\b",
@@ -45,20 +47,21 @@ def _is_punctuation(character: str) -> bool:
 
 
 def normalise_mlqa(text: str, language: str) -> str:
-    """Normalise an answer in a language as MLQA does.
+    """Normalise an answer in a language, by any code of it, as MLQA does.
 
     Raises:
         ValueError: MLQA has no such language.
     """
-    if language not in _MLQA_ARTICLES:
+    code = find_language(language).code
+    if code not in _MLQA_ARTICLES:
         raise ValueError(
             f"MLQA's normalisation knows {', '.join(MLQA_LANGUAGES)}, not {language!r}; the "
             f"metric squad takes any language"
         )
     kept = "".join(c for c in text.lower() if not _is_punctuation(c))
-    if _MLQA_ARTICLES[language]:
-        kept = re.sub(_MLQA_ARTICLES[language], " ", kept)
-    if language == "zh":
+    if _MLQA_ARTICLES[code]:
+        kept = re.sub(_MLQA_ARTICLES[code], " ", kept)
+    if code == "zh":
         kept = "".join(f" {c} " if "\u4e00" <= c <= "\u9fa5" else c for c in kept)
     return " ".join(kept.split())
 

@@ -66,7 +66,7 @@ class ParallelText:
     """A side of `prepare wmt`: normalized, tokenized and split into subwords as its training text was.
 
     Args:
-        language: ISO 639-1 code.
+        language: any code of it.
         tokenizer: "moses" or "none".
         bpe: "subword-nmt", "sentencepiece", or "none" for whole words.
         model: the file of merges, or of sentencepiece's model.

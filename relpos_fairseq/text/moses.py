@@ -16,6 +16,7 @@ from functools import lru_cache
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 
 from relpos_fairseq.text.dictionary import CONTINUED, WORD_START
+from relpos_fairseq.text.languages import find_language
 
 REMEMBERED = 16_000  # runs whose tokens are cached
 # Lines that the library tokenizes whole: what Normaliser never gives, and words of the library's own inner use.
@@ -33,11 +34,11 @@ LITERALS = tuple("„“”–—´‘’‚…«»\u00a0\"%`'") + ("\\(", "\\)"
 
 
 class Normaliser:
-    """Normalizes lines: Unicode form, control characters, spaces, punctuation (of a language by ISO 639-1)."""
+    """Normalizes lines: Unicode form, control characters, spaces, punctuation (of a language by any code of it)."""
 
     def __init__(self, language: str):
         self.rules = []
-        for pattern, replacement in MosesPunctNormalizer(lang=language).substitutions:
+        for pattern, replacement in MosesPunctNormalizer(lang=find_language(language).code).substitutions:
             needed = next((mark[-1] for mark in LITERALS if mark in pattern), None)
             if needed == "r":
                 needed = "\r"
@@ -65,7 +66,7 @@ class FastMoses:
     """The Moses tokenizer of one language, with aggressive hyphen splitting and XML escapes."""
 
     def __init__(self, language: str):
-        self.library = MosesTokenizer(language)
+        self.library = MosesTokenizer(find_language(language).code)
         alnum = re.escape(self.library.IsAlnum)
         # Runs of words that hold something besides letters and digits.
         word = f"[{alnum}]*[^{alnum} ][^ ]*"
@@ -111,13 +112,13 @@ class Detokeniser:
     """Turns a line of subwords and tokens into plain text.
 
     Args:
-        language: ISO 639-1 code.
+        language: any code of it.
         tokenizer: "moses" or "none".
         units: the kind of subwords, as in `join_subwords`.
     """
 
     def __init__(self, language: str, tokenizer: str, units: str = "auto"):
-        self.moses = MosesDetokenizer(lang=language) if tokenizer == "moses" else None
+        self.moses = MosesDetokenizer(lang=find_language(language).code) if tokenizer == "moses" else None
         self.units = units
 
     def __call__(self, line: str) -> str:

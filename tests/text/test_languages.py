@@ -1,0 +1,94 @@
+"""What is known of a language, by any code of it."""
+
+import pytest
+import regex
+from hypothesis import given
+from hypothesis import strategies as st
+from langcodes import tag_is_valid
+from langcodes.data_dicts import LIKELY_SUBTAGS
+from sacrebleu.metrics import BLEU
+
+from relpos_fairseq.metrics.answer_scores import normalise_mlqa
+from relpos_fairseq.text.languages import find_language
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "scripts", "has_spaces", "scored_as"),
+    [
+        ("pt pt-BR pt_BR por por_Latn pt_BR.UTF-8", "pt", "Latn", True, "pt"),
+        ("ru ru_RU rus_Cyrl ru-cyrl RU", "ru", "Cyrl", True, "ru"),
+        ("zh zh_CN zh-TW zho_Hans zho_Hant cmn cmn_Hans zh-Hant-HK", "zh", "Hani", False, "zh"),
+        ("yue yue_Hant", "yue", "Hani", False, "zh"),
+        ("ja jpn jpn_Jpan ja_JP", "ja", "Hani Hira Kana", False, "ja"),
+        ("ko kor ko_KR kor_Kore", "ko", "Hang Hani", True, "ko"),
+        ("th tha_Thai", "th", "Thai", False, "th"),
+        ("km lo_LA my bo", None, None, False, None),
+        ("sr srp sr_RS", "sr", "Cyrl Latn", True, "sr"),
+        ("sr-Latn srp_Latn sr-ME", "sr", "Latn", True, "sr"),
+        ("sr-Cyrl srp_Cyrl", "sr", "Cyrl", True, "sr"),
+        ("fr fr_FR@euro fr-Latf", "fr", "Latn", True, "fr"),
+        ("xx klingon und zxx x a-b-c simple", None, "", True, None),
+    ],
+)
+def test_a_language_by_its_codes(codes, code, scripts, has_spaces, scored_as) -> None:
+    """Any code of a language says the same of it; what nobody assigned has no scripts."""
+    for one in codes.split():
+        found = find_language(one)
+        assert found.code == (code or found.code), one
+        assert scripts is None or found.scripts == tuple(scripts.split()), one
+        assert found.has_spaces is has_spaces, one
+        assert found.scored_as == (scored_as or found.code), one
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        *[
+            ("kk", "Қазақстан"),
+            ("ta", "தமிழ்"),
+            ("el", "Ελλάδα"),
+            ("he", "שלום"),
+            ("am", "ሰላም"),
+            ("hy", "Հայ"),
+            ("ja", "カナ"),
+        ],
+        *[
+            ("ka", "საქართველო"),
+            ("bn", "বাংলা"),
+            ("ko", "한국"),
+            ("ar", "سلام"),
+            ("mn", "Монгол"),
+            ("vi", "Việt"),
+            ("zh", "漢字"),
+        ],
+    ],
+)
+def test_text_of_a_language_has_its_letters(code: str, text: str) -> None:
+    """Letters of a language are of its scripts, and letters of another are not."""
+    letters = find_language(code).letters()
+    assert all(letters.match(one) for one in text if one.isalpha())
+    other = "Ж" if code not in ("kk", "mn") else "Ω"
+    assert not letters.match(other) and not letters.match("!") and not letters.match("7")
+
+
+@given(st.one_of(st.text(max_size=12), st.sampled_from(sorted(LIKELY_SUBTAGS))))
+def test_every_code_is_known_or_has_no_scripts(code: str) -> None:
+    """No text ends in an error; scripts are such as Unicode's characters have; likely tags have some."""
+    found = find_language(code)
+    assert all(regex.compile(rf"\p{{Script={one}}}") for one in found.scripts)
+    assert (found.letters() is None) == (not found.scripts)
+    if code in LIKELY_SUBTAGS and not code.startswith("und") and tag_is_valid(code):
+        assert found.scripts or LIKELY_SUBTAGS[code].split("-")[1] not in ("Latn", "Cyrl", "Arab", "Deva", "Hans")
+
+
+def test_sacrebleu_knows_the_names_that_it_is_given() -> None:
+    """Languages that sacrebleu cuts otherwise are scored under the names of its own table."""
+    assert {find_language(code).scored_as for code in ("yue", "jpn_Jpan", "kor")} == set(BLEU._TOKENIZER_MAP)
+
+
+def test_answers_in_a_language_by_any_code() -> None:
+    """MLQA's normalisation is that of the language, however its code is spelt."""
+    assert normalise_mlqa("Das Haus", "de_DE") == normalise_mlqa("Das Haus", "de") == "haus"
+    assert normalise_mlqa("中文", "zho_Hans") == "中 文"
+    with pytest.raises(ValueError, match="not 'fr'"):
+        normalise_mlqa("la maison", "fr")
