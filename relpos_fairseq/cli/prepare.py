@@ -26,6 +26,7 @@ from relpos_fairseq.preparation.settings import (
 from relpos_fairseq.preparation.settings import check_glue as check_glue
 from relpos_fairseq.preparation.settings import check_mlm as check_mlm
 from relpos_fairseq.text import KINDS
+from relpos_fairseq.text.tokenizer import IDENTITY, NORMALIZATIONS
 
 TEXT = "text (plain, .gz, .bz2 or .xz)"
 
@@ -55,7 +56,7 @@ class PrepareWmt:
         relpos prepare wmt en-de --from-dir my_text --out data/mine --vocab-size 8000
 
     Downloads (or takes from --from-dir), extracts, normalises, filters, tokenises, learns and applies
-    subword units and runs fairseq-preprocess. Interrupted at any moment, the same command continues;
+    subword units and writes fairseq's binary files. Interrupted at any moment, the same command continues;
     run again, it does nothing; what changed is made anew. OUT/data-bin is what fairseq reads,
     OUT/manifest.json says what was made of what.
     """
@@ -82,6 +83,12 @@ class PrepareWmt:
     )
     tokenizer: str | None = option(
         None, "default: moses for subword-nmt, none for sentencepiece", choices=("moses", "none")
+    )
+    normalization: str = option(
+        WmtSettings.normalization,
+        "identity, with --tokenizer none: text comes back as it was, but for white space; others are sentencepiece's "
+        "(default: Moses' punctuation, and sentencepiece's nmt_nfkc)",
+        choices=NORMALIZATIONS,
     )
     bpe: str = option(WmtSettings.bpe, choices=(SUBWORD_NMT, SENTENCEPIECE))
     model_type: str | None = option(
@@ -130,6 +137,13 @@ class PrepareWmt:
             raise UserError("--shard makes one part, --merge joins all: give one of them")
         if self.model_type and self.bpe != SENTENCEPIECE:
             raise UserError(f"--model-type {self.model_type} goes with --bpe sentencepiece, not with {self.bpe}")
+        tokenizer = self.tokenizer or ("moses" if self.bpe == SUBWORD_NMT else "none")
+        if self.normalization == IDENTITY and tokenizer != "none":
+            raise UserError(f"--normalization {IDENTITY} goes with --tokenizer none, not with {tokenizer}")
+        if self.normalization not in ("", IDENTITY) and self.bpe != SENTENCEPIECE:
+            raise UserError(
+                f"--normalization {self.normalization} goes with --bpe {SENTENCEPIECE}, not with {self.bpe}"
+            )
         if not self.max_ratio >= 1:  # nan is not
             raise UserError(f"--max-ratio must be >= 1, got {self.max_ratio}")
         other = languages[1] if languages[0] == "en" else languages[0]
@@ -137,8 +151,6 @@ class PrepareWmt:
         if not year and not self.from_dir:
             raise UserError(f"no training set is known for {pair}: give yours with --from-dir")
         out = (self.out or Path("data", ".".join(filter(None, (year, pair))))).absolute()
-        if "," in str(out):
-            raise UserError(f"--out must have no comma, at which fairseq-preprocess ends a path; got {out}")
         same = ("from_dir", "czeng", "sample", "seed", "bpe", "vocab_size", "learn_lines", "workers")
         return WmtSettings(
             year=year,
@@ -148,7 +160,8 @@ class PrepareWmt:
             without=tuple(self.without),
             valid=tuple(self.valid),
             tests=tuple(self.test or DEFAULT_TESTS.get(year, WmtSettings.tests)),
-            tokenizer=self.tokenizer or ("moses" if self.bpe == SUBWORD_NMT else "none"),
+            tokenizer=tokenizer,
+            normalization=self.normalization,
             model_type=self.model_type or WmtSettings.model_type,
             limits=Limits(max_words=self.max_words, max_ratio=self.max_ratio),
             on_bad_line=self.on_bad_line,

@@ -1,57 +1,100 @@
-"""Write fairseq's binary format: by fairseq-preprocess, or streamed from ids; count unknown ids."""
+"""Write fairseq's binary format: of parallel text in units, or streamed from ids; count unknown ids."""
 
 import array
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from relpos_fairseq.io.command import error_line
-from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import atomic_folder, atomic_path, write_text
-from relpos_fairseq.text.dictionary import UNK
+from relpos_fairseq.io.files import atomic_folder, atomic_path
+from relpos_fairseq.io.processes import ordered_map
+from relpos_fairseq.io.progress import progress
+from relpos_fairseq.text.dictionary import EOS, NSPECIAL, UNK, choose_symbols, ids_of, write_dictionary
+from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 MOST_UNKNOWN = 0.001  # of all tokens, above which text and vocabulary do not belong together
 BLOCK = 1 << 22  # ids counted at a time
+LINES = 10_000  # of parallel text, encoded at a time
+FACTOR = 8  # fairseq-preprocess fills a dictionary up to a multiple of it
 # The codes of fairseq's indexed_dataset and the types that its best_fitting_int_dtype chooses.
 CODES = {np.dtype(np.int64): 5, np.dtype(np.uint16): 8, np.dtype(np.uint32): 9}
 
 
-def preprocess(arguments: Sequence[str], workers: int) -> Path:
-    """Run fairseq-preprocess with `--destdir FOLDER`, which appears whole or not at all.
+def binarise_pairs(
+    sets: Mapping[str, tuple[Path, Path]], languages: tuple[str, str], folder: Path, workers: int
+) -> dict[str, Any]:
+    """Write parallel text in units, one space between two, as fairseq reads it, with one dictionary of both sides.
 
-    The result does not depend on the workers. The command's log, which has clock times, is removed;
-    of one that failed it stays, and the error names it.
+    The folder appears whole or not at all; it has what fairseq-preprocess makes with `--joined-dictionary`, and the
+    dictionary by the name dict.txt too.
+
+    Args:
+        sets: the source's and the target's file by split; the dictionary is of "train".
+        languages: of both sides.
+        folder: where it is written.
+        workers: processes; the result does not depend on them.
+
+    Returns:
+        The dictionary's entries, and the number of unknown units by split and language.
     """
-    arguments = [str(argument) for argument in arguments]
-    if "--destdir" not in arguments:
-        raise UserError("fairseq-preprocess needs --destdir")
-    place = arguments.index("--destdir") + 1
-    folder = Path(arguments[place])
-    log = folder.with_name(f"{folder.name}.preprocess.log")
+    pair = "-".join(languages)
     with atomic_folder(folder) as temporary:
-        arguments[place] = str(temporary)
-        command = [sys.executable, "-m", "fairseq_cli.preprocess", *arguments]
-        output = subprocess.run(
-            [*command, "--workers", str(workers)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
-        if output.returncode != 0:
-            write_text(log, output.stdout)
-            reason = error_line(output.stdout.splitlines()) or f"status {output.returncode}"
-            raise UserError(f"fairseq-preprocess: {reason} (its output: {log})")
-        (temporary / "preprocess.log").unlink(missing_ok=True)
-    log.unlink(missing_ok=True)
-    return folder
+        counts: Counter[str] = Counter()
+        with progress(description="count units", unit="lines") as bar:
+            for found, lines in ordered_map(_count_units, _blocks(sets["train"]), workers):
+                counts.update(found)
+                bar.update(lines)
+        kept = choose_symbols(counts, 0, None, FACTOR)
+        for name in (DICTIONARY, *(f"dict.{language}.txt" for language in languages)):
+            write_dictionary(temporary / name, kept)
+        encode = partial(_encode_block, ids_of(symbol for symbol, _ in kept))
+        unknown: dict[str, dict[str, int]] = {}
+        with progress(description="binarise", unit="lines") as bar:
+            for split, paths in sets.items():
+                unknown[split] = {}
+                for language, path in zip(languages, paths, strict=True):
+                    prefix = temporary / f"{split}.{pair}.{language}"
+                    blocks = _advance(bar, ordered_map(encode, _blocks([path]), workers))
+                    write_blocks(prefix, blocks, len(kept) + NSPECIAL)
+                    unknown[split][language] = count_unknown(prefix, len(kept) + NSPECIAL)
+    return {"dictionary": len(kept), "unknown": unknown}
+
+
+def _blocks(paths: Iterable[Path]) -> Iterator[bytes]:
+    """Stream the lines of files, some thousand at a time."""
+    for path in paths:
+        with path.open("rb") as file:
+            while lines := list(islice(file, LINES)):
+                yield b"".join(lines)
+
+
+def _lines(block: bytes) -> list[list[str]]:
+    return [line.split(" ") if line else [] for line in block.decode().removesuffix("\n").split("\n")]
+
+
+def _count_units(block: bytes) -> tuple[Counter[str], int]:
+    lines = _lines(block)
+    return Counter(unit for line in lines for unit in line), len(lines)
+
+
+def _encode_block(index: Mapping[str, int], block: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids (N,) of a block's lines, each ended by `</s>`, and the lines' lengths (n,)."""
+    rows = [[*(index.get(unit, UNK) for unit in line), EOS] for line in _lines(block)]
+    flat = np.fromiter((number for row in rows for number in row), np.int64)
+    return flat, np.fromiter(map(len, rows), np.int64, len(rows))
+
+
+def _advance(bar: Any, blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for ids, lengths in blocks:
+        bar.update(len(lengths))
+        yield ids, lengths
 
 
 def write_indexed(path_prefix: str | Path, items: Iterable[Sequence[int]], vocab_size: int) -> dict[str, int]:

@@ -15,7 +15,6 @@ from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.stages import Stage
 from relpos_fairseq.preparation.corpora import CORPORA, PublishedCorpus
 from relpos_fairseq.preparation.lm_encoding import (
-    choose_symbols,
     count_symbols,
     encode_split,
     measure,
@@ -25,7 +24,7 @@ from relpos_fairseq.preparation.lm_encoding import (
 )
 from relpos_fairseq.preparation.pipeline import Preparation, Report
 from relpos_fairseq.preparation.settings import SPLITS, check_lm
-from relpos_fairseq.text.dictionary import NSPECIAL, read_dictionary, write_dictionary
+from relpos_fairseq.text.dictionary import NSPECIAL, choose_symbols, read_dictionary, write_dictionary
 from relpos_fairseq.text.levels import Bytes, Level, load_level
 
 
@@ -91,7 +90,7 @@ def place_parts(parts: Iterator[Part], ends: Sequence[int], exact: bool) -> Iter
 
 
 SENTENCEPIECE = ("model_type", "vocab_size", "character_coverage", "byte_fallback", "sample_lines", "seed")
-VERSION = 1  # to be raised when the result for the same input and options changes
+VERSION = 2  # to be raised when the result for the same input and options changes
 COLUMNS = ("tokens", "lines", "words", "characters", "bytes", "unknown", "documents")
 ENCODE = "encode-"  # begins the name of the stage of a split
 TEXT = ("extract", "split")  # stages that make text, which is input rather than output

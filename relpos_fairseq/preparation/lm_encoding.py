@@ -147,21 +147,6 @@ def count_symbols(texts: Sequence[Iterable[Part]], level: Level, workers: int) -
     return total, len(total)
 
 
-def choose_symbols(counts: Counter, threshold: int, words: int | None, factor: int = 1) -> list[tuple]:
-    """Order symbols by falling count, equal counts by the alphabet; drop symbols rarer than `threshold`.
-
-    At most `words` are kept; the dictionary with its special symbols is filled up to a multiple of
-    `factor`. Returns pairs of symbol and count.
-    """
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    kept = [(symbol, n) for symbol, n in ordered if n >= threshold and symbol not in SPECIAL]
-    kept = kept[:words]
-    if not kept:
-        raise UserError(f"no unit occurs {threshold} times: lower --threshold")
-    missing = -(len(kept) + NSPECIAL) % factor
-    return kept + [(f"madeupword{i:04d}", 0) for i in range(missing)]
-
-
 def sample_lines(parts: Iterable[Part], size: int, seed: int) -> list[str]:
     """Sample lines evenly from a text of any length, in its order and in bounded memory."""
     chooser = random.Random(seed)

@@ -45,6 +45,7 @@ class WmtSettings:
     sample: int | None = None  # training pairs to use; None for all
     seed: int = 1  # of every random choice
     tokenizer: str = "moses"  # "moses" or "none"
+    normalization: str = ""  # of NORMALIZATIONS, or "": Moses' and, with sentencepiece, nmt_nfkc
     bpe: str = SUBWORD_NMT  # "subword-nmt" or "sentencepiece"
     model_type: str = "unigram"  # "unigram" or "bpe", of sentencepiece
     vocab_size: int = 32000  # merges of subword-nmt, pieces of sentencepiece
@@ -127,11 +128,13 @@ class WmtSettings:
             "tokenizer": self.tokenizer,
             "limits": asdict(self.limits),
             "on_bad_line": self.on_bad_line,
+            **({"normalization": self.normalization} if self.normalization else {}),
         }
 
     def learning(self) -> dict:
         """Return the options on which the subwords depend."""
         model = {"model_type": self.model_type} if self.bpe == SENTENCEPIECE else {}
+        model |= {"normalization": self.normalization} if self.normalization else {}
         chosen = {"vocab_size": self.vocab_size, "learn_lines": self.learn_lines}
         return {"bpe": self.bpe, "seed": self.seed, **chosen, **model}
 

@@ -9,7 +9,7 @@
 | shards | with `--merge`, in place of these two: the shards that were made apart are checked |
 | merge | the shards joined, without duplicates |
 | sample, learn, apply | the pairs that subwords are learned on, the subword model, all text in subwords |
-| binarise | `data-bin`, by fairseq-preprocess |
+| binarise | `data-bin`, with one dictionary |
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from relpos_fairseq.io.files import bytes_below, describe_size, open_together, r
 from relpos_fairseq.io.lines import COMPRESSED, read_lines
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.stages import STAMPS, Stage, describe_files, labelled, read_stamp, versions
-from relpos_fairseq.preparation.binarise import count_unknown, preprocess
+from relpos_fairseq.preparation.binarise import binarise_pairs
 from relpos_fairseq.preparation.cleaning import (
     DROPPED,
     Cleaner,
@@ -33,9 +33,8 @@ from relpos_fairseq.preparation.cleaning import (
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, RawText, apply_to_files
 from relpos_fairseq.preparation.pipeline import Preparation, Report
 from relpos_fairseq.preparation.settings import SUBWORD_NMT, WmtSettings
-from relpos_fairseq.text.dictionary import NSPECIAL
-from relpos_fairseq.text.moses import FastMoses, Normaliser
-from relpos_fairseq.text.tokenizer import load_subwords
+from relpos_fairseq.text.moses import FastMoses, Normaliser, on_one_line
+from relpos_fairseq.text.tokenizer import IDENTITY, load_subwords
 from relpos_fairseq.text.training import learn_sentencepiece, learn_subword_nmt
 
 Counts = dict[str, list[int]]  # pairs, source words and target words, by reason
@@ -54,7 +53,8 @@ class WmtPreparation(Preparation):
         self.raw = RawText(settings)
         self.texts = self.raw.texts
         self.splits = ["train", *self.texts.held_out]
-        self.normalisers = tuple(map(Normaliser, settings.languages))
+        kept = settings.normalization == IDENTITY
+        self.normalisers = (on_one_line, on_one_line) if kept else tuple(map(Normaliser, settings.languages))
 
     def tokenisers(self) -> tuple[FastMoses, ...]:
         """Return both sides' tokenizers."""
@@ -89,6 +89,7 @@ class WmtPreparation(Preparation):
         made = [path for split in held_out for path in (*self.settings.text(split), *self.settings.references(split))]
         named = {text.name: [path.name for path in text.paths] for text in self.texts.training}
         chosen = {"languages": settings.languages, "tokenizer": settings.tokenizer, "splits": self.texts.names}
+        chosen |= {"normalization": settings.normalization} if settings.normalization else {}
         read = [self.settings.pairs, *self.texts.paths(list(held_out.values()))]
         return [
             Stage("count", self.run_count, self.texts.paths(), [self.settings.pairs], {"texts": named}),
@@ -234,7 +235,7 @@ class WmtPreparation(Preparation):
             Stage("sample", self.run_sample, train, sample, sampled),
             Stage("learn", self.run_learn, sample, model, settings.learning()),
             Stage("apply", self.run_apply, [*model, *text], units, {"bpe": settings.bpe}),
-            Stage("binarise", lambda: self.run_binarise(data), units, [data], languages),
+            Stage("binarise", lambda: self.run_binarise(data), units, [data], languages | {"version": 2}),
         ]
 
     def run_sample(self) -> dict:
@@ -261,33 +262,21 @@ class WmtPreparation(Preparation):
         if settings.bpe == SUBWORD_NMT:
             learn_subword_nmt(settings.learned_on, settings.vocab_size, settings.model)
         else:
-            learn_sentencepiece(settings.learned_on, settings.vocab_size, settings.model_type, settings.model)
+            chosen = settings.vocab_size, settings.model_type, settings.model, settings.normalization
+            learn_sentencepiece(settings.learned_on, *chosen)
         return {}
 
     def run_apply(self) -> dict:
         """Cut all text into subwords."""
         settings = self.settings
-        cut = (load_subwords(settings.bpe, settings.model),) * 2
+        subwords = load_subwords(settings.bpe, settings.model)
+        cut = (lambda line: " ".join(subwords(line)),) * 2
         return {one: self.apply(cut, settings.text(one), settings.units(one), "apply") for one in self.splits}
 
     def run_binarise(self, binary: Path) -> dict:
-        """Run fairseq-preprocess; count the dictionary's entries and the unknown subwords."""
-        settings, folder = self.settings, self.out / "units"
-        held_out = {
-            option: ",".join(str(folder / split) for split in self.texts.held_out if split.startswith(part))
-            for option, part in (("--validpref", "valid"), ("--testpref", "test"))
-        }
-        languages = ["--source-lang", settings.source, "--target-lang", settings.target, "--joined-dictionary"]
-        sets = ["--trainpref", folder / "train"]
-        sets += [part for option, paths in held_out.items() if paths for part in (option, paths)]
-        preprocess([*languages, *sets, "--destdir", binary], settings.workers)
-        entries = sum(1 for _ in read_lines(binary / f"dict.{settings.source}.txt"))
-        prefix = f"{binary}/{{}}.{settings.source}-{settings.target}.{{}}"
-        unknown = {
-            split: {one: count_unknown(prefix.format(split, one), entries + NSPECIAL) for one in settings.languages}
-            for split in self.splits
-        }
-        return {"dictionary": entries, "unknown": unknown}
+        """Write fairseq's files; count the dictionary's entries and the unknown subwords."""
+        units = {split: self.settings.units(split) for split in self.splits}
+        return binarise_pairs(units, self.settings.languages, binary, self.settings.workers)
 
     # Reports
 

@@ -25,10 +25,12 @@ from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.stages import check_unchanged
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
-from relpos_fairseq.text.dictionary import SPECIAL, UNK, read_dictionary
+from relpos_fairseq.text.dictionary import SPECIAL, UNK, read_dictionary, symbol_of
 from relpos_fairseq.text.folders import FILES, holds_tokenizer, load_tokenizer, tokenizer_paths
 from relpos_fairseq.text.levels import BUILT_IN, LevelText
 from relpos_fairseq.text.tokenizer import (
+    IDENTITY,
+    NORMALIZATIONS,
     SENTENCEPIECE,
     SENTENCEPIECE_MODEL,
     SUBWORD_NMT,
@@ -70,25 +72,30 @@ class ParallelText:
         tokenizer: "moses" or "none".
         bpe: "subword-nmt", "sentencepiece", or "none" for whole words.
         model: the file of merges, or of sentencepiece's model.
+        normalization: "identity" leaves all but white space as it is; what a sentencepiece model does is its own.
     """
 
-    def __init__(self, language: str, tokenizer: str, bpe: str, model: Path | None) -> None:
-        from relpos_fairseq.text.moses import Detokeniser, FastMoses, Normaliser
+    def __init__(self, language: str, tokenizer: str, bpe: str, model: Path | None, normalization: str = "") -> None:
+        from relpos_fairseq.text.moses import Detokeniser, FastMoses, Normaliser, on_one_line
 
-        self.steps: list[Callable[[str], str]] = [Normaliser(language)]
+        self.steps: list[Callable[[str], str]] = [on_one_line if normalization == IDENTITY else Normaliser(language)]
         if tokenizer == "moses":
             self.steps.append(FastMoses(language))
-        if model is not None:
-            self.steps.append(load_subwords(bpe, model))
+        self.cut = whole_words if model is None else load_subwords(bpe, model)
         self.detokenise = Detokeniser(language, tokenizer, bpe)
 
     def encode(self, text: str) -> list[str]:
         for step in self.steps:
             text = step(text)
-        return text.split()
+        return self.cut(text)
 
     def decode(self, symbols: Iterable[str]) -> str:
         return self.detokenise(" ".join(symbols))
+
+
+def whole_words(line: str) -> list[str]:
+    """Return the symbols of a line's words."""
+    return list(map(symbol_of, line.split()))
 
 
 class TokenizerText:
@@ -158,14 +165,18 @@ def read_text(folder: Path, language: str | None = None) -> Text:
             known = " and ".join(settings["languages"])
             raise UserError(f"{manifest} is of {known}, and the model asks for {language}")
         units = None if settings["bpe"] == "none" else unit_file(folder, settings["bpe"])
-        return ParallelText(language, settings["tokenizer"], settings["bpe"], units)
+        return ParallelText(language, settings["tokenizer"], settings["bpe"], units, settings.get("normalization", ""))
     if level := facts.get("level"):
         return LevelText(level, unit_file(folder, level) if level == SENTENCEPIECE else None)
     place = tokenizer_folder(folder)
     return TokenizerText(place) if place else SymbolText()
 
 
-_FACTS = {"tokenizer": ("moses", "none"), "bpe": (SUBWORD_NMT, SENTENCEPIECE, "none")}  # of a manifest's settings
+_FACTS = {  # of a manifest's settings
+    "tokenizer": ("moses", "none"),
+    "bpe": (SUBWORD_NMT, SENTENCEPIECE, "none"),
+    "normalization": NORMALIZATIONS,
+}
 
 
 def _check_facts(facts: dict[str, Any], manifest: Path | None) -> None:

@@ -5,7 +5,8 @@ A dict.txt has a line `SYMBOL COUNT` for every symbol after the four special one
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from relpos_fairseq.io.errors import UserError
@@ -20,7 +21,39 @@ UNKNOWN = SPECIAL[UNK]
 MASK = "<mask>"  # fairseq's masked_lm task appends it to the dictionary
 OVERWRITE = " #fairseq:overwrite"  # ends a line that repeats an earlier line's symbol
 WORD_START = "\u2581"  # sentencepiece's mark for a space, which begins the first subword of a word
+ESCAPED = re.compile(r"\\*(?:<s>|<pad>|</s>)")  # words that have a backslash before them as symbols
 CONTINUED = "@@"  # subword-nmt's mark at the end of every subword but the last of a word
+
+
+def is_text(symbol: str) -> bool:
+    """Return True if a symbol is never taken for another: not a special one, nor a last subword that seems to go on."""
+    return symbol not in SPECIAL and not symbol.endswith(CONTINUED)
+
+
+def symbol_of(word: str) -> str:
+    """Return the symbol of a whole word: itself, a backslash before what would be `<s>`, `<pad>` or `</s>`.
+
+    `<unk>` is the unknown word, as in WikiText.
+    """
+    return f"\\{word}" if ESCAPED.fullmatch(word) else word
+
+
+def word_of(symbol: str) -> str:
+    """Return the word of a symbol that `symbol_of` gave."""
+    return symbol[1:] if symbol[:1] == "\\" and ESCAPED.fullmatch(symbol) else symbol
+
+
+def choose_symbols(counts: Mapping[str, int], threshold: int, words: int | None, factor: int = 1) -> list[tuple]:
+    """Return pairs of symbol and count, by falling count, equal counts by the alphabet, as fairseq orders them.
+
+    Symbols rarer than `threshold` are left out, and at most `words` are kept; the dictionary with its special symbols
+    is filled up to a multiple of `factor`.
+    """
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    kept = [(symbol, n) for symbol, n in ordered if n >= threshold and symbol not in SPECIAL][:words]
+    if not kept:
+        raise UserError(f"no unit occurs {threshold} times: lower --threshold")
+    return kept + [(f"madeupword{i:04d}", 0) for i in range(-(len(kept) + NSPECIAL) % factor)]
 
 
 def write_dictionary(path: Path, counts: Iterable[tuple[str, int]]) -> None:

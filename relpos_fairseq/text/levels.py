@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from relpos_fairseq.text.dictionary import CONTINUED, EOS, SPECIAL, UNK, UNKNOWN, WORD_START, ids_of
-from relpos_fairseq.text.tokenizer import load_sentencepiece, usable_pieces
+from relpos_fairseq.text.dictionary import CONTINUED, EOS, SPECIAL, UNK, UNKNOWN, WORD_START, ids_of, symbol_of, word_of
+from relpos_fairseq.text.tokenizer import load_sentencepiece, usable_pieces, with_spaces
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,16 +86,20 @@ class _Computed(dict):
 
 
 class Words(Level):
-    """Words between white space, as fairseq-preprocess splits them."""
+    """Words between white space, as fairseq-preprocess splits them; a literal `</s>` has a symbol of its own."""
 
     def split(self, line: str) -> list[str]:
         return line.split()
 
+    def symbol(self, unit: str) -> str:
+        return symbol_of(unit)
+
     def to_bytes(self, symbol: str, begins: bool) -> bytes:
-        return symbol.encode() if begins else f" {symbol}".encode()
+        word = word_of(symbol)
+        return word.encode() if begins else f" {word}".encode()
 
     def encoder(self, symbols: Sequence[str]) -> Callable[[str], list[int]]:
-        index = ids_of(symbols)
+        index = {word_of(symbol): number for symbol, number in ids_of(symbols).items()}
         return lambda line: [index.get(word, UNK) for word in line.split()]  # remembers no unknown word
 
 
@@ -135,20 +139,22 @@ class Bytes(Level):
 
 
 class SentencePieces(Level):
-    """Subwords of a sentencepiece model; a run of white space counts as one space."""
+    """Subwords of a sentencepiece model; a run of white space, and of its mark of a space, counts as one space."""
 
     def __init__(self, model: str | Path) -> None:
         self.processor = load_sentencepiece(Path(model))
         self.usable = usable_pieces(self.processor)
+        numbers = range(self.processor.get_piece_size())
+        self.bytes = {self.processor.id_to_piece(n) for n in numbers if self.processor.is_byte(n)}
 
     def split(self, line: str) -> list[int]:
-        return self.processor.encode(" ".join(line.split()))
+        return self.processor.encode(with_spaces(" ".join(line.split())))
 
     def symbol(self, unit: int) -> str:
-        return self.processor.id_to_piece(unit)
+        return UNKNOWN if self.processor.is_unknown(unit) else self.processor.id_to_piece(unit)
 
     def to_bytes(self, symbol: str, begins: bool) -> bytes:
-        if len(symbol) == 6 and symbol.startswith("<0x"):  # sentencepiece's byte fallback
+        if symbol in self.bytes:
             return bytes([int(symbol[3:5], 16)])
         text = symbol.replace(WORD_START, " ")
         return (text.removeprefix(" ") if begins else text).encode()

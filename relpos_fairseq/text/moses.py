@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 
-from relpos_fairseq.text.dictionary import CONTINUED, WORD_START
+from relpos_fairseq.text.dictionary import CONTINUED, WORD_START, word_of
 from relpos_fairseq.text.languages import find_language
 
 REMEMBERED = 16_000  # runs whose tokens are cached
@@ -60,6 +60,11 @@ class Normaliser:
         if not line.isascii():  # after the removal, which may have brought a letter and its accent together
             line = unicodedata.normalize("NFC", line)
         return " ".join(self.punctuation(line).split())
+
+
+def on_one_line(line: str) -> str:
+    """Return the line with single spaces for all white space and none at its ends: the normalization `identity`."""
+    return " ".join(line.split())
 
 
 class FastMoses:
@@ -138,4 +143,4 @@ def join_subwords(line: str, units: str) -> str:
         return line.replace(" ", "").replace(WORD_START, " ").strip() if WORD_START in line else line
     if units in ("subword-nmt", "auto"):
         return f"{line} ".replace(f"{CONTINUED} ", "").rstrip(" ")
-    return line
+    return " ".join(map(word_of, line.split(" ")))

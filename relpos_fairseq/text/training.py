@@ -247,6 +247,11 @@ def sentencepiece_remedy(reason: str, option: str) -> str:
     return reason.split("] ", 1)[-1]
 
 
+def _without_unknown(text: str) -> str:
+    """Return a text without a literal <unk>, which the trainer would take out: < and > would be unknown for ever."""
+    return text.replace(UNKNOWN, f"{UNKNOWN[:-1]} >")
+
+
 def _train_sentencepiece(texts: Counted, vocab_size: int, options: dict[str, Any]) -> Tokenizer:
     settings = {
         "model_type": "unigram",
@@ -256,10 +261,8 @@ def _train_sentencepiece(texts: Counted, vocab_size: int, options: dict[str, Any
         "hard_vocab_limit": False,  # small text may give fewer tokens
         **{"unk_id": 0, "bos_id": -1, "eos_id": -1, "pad_id": -1},
     }
-    # The trainer would take a literal <unk> out of the text, and < and > would be unknown for ever.
-    lines = (text.replace(UNKNOWN, f"{UNKNOWN[:-1]} >") for text in texts)
     try:
-        model = train_sentencepiece_model(lines, vocab_size, "vocab_size", **settings | options)
+        model = train_sentencepiece_model(map(_without_unknown, texts), vocab_size, "vocab_size", **settings | options)
     except UserError:
         texts.require_some()
         raise
@@ -270,7 +273,7 @@ def _train_sentencepiece(texts: Counted, vocab_size: int, options: dict[str, Any
 # Subwords of `prepare wmt`
 
 
-def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> None:
+def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path, normalization: str = "") -> None:
     """Train a sentencepiece model on a file's lines and write it.
 
     Args:
@@ -278,12 +281,14 @@ def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> Non
         size: tokens; fewer where the text has not as many.
         kind: "bpe" or "unigram".
         output: the model's file.
+        normalization: sentencepiece's name of the model's own; "": its default, nmt_nfkc.
     """
+    named = {"normalization_rule_name": normalization} if normalization else {}
 
     def train(sample: Path) -> bytes:
         with sample.open(encoding="utf-8", newline="\n") as lines:
             return train_sentencepiece_model(
-                (line.removesuffix("\n") for line in lines),
+                (_without_unknown(line.removesuffix("\n")) for line in lines),
                 size,
                 "--vocab-size",
                 model_type=kind,
@@ -291,6 +296,7 @@ def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path) -> Non
                 input_sentence_size=0,  # the default, kept because the model's file records what is given
                 hard_vocab_limit=False,
                 shuffle_input_sentence=False,
+                **named,
             )
 
     # In a process of its own, which gives its memory back; workers=1 would be this process.

@@ -25,7 +25,7 @@ from relpos_fairseq.io.files import atomic_folder, read_json, write_text
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.stages import Stage, run_stages
 from relpos_fairseq.preparation import binarise
-from relpos_fairseq.preparation.binarise import preprocess, write_indexed
+from relpos_fairseq.preparation.binarise import write_indexed
 
 # A pipeline of four stages with workers, a folder as an output, and files written in pieces.
 PIPELINE = """
@@ -436,26 +436,6 @@ def test_no_index_without_its_ids(tmp_path):
     assert set(contents(tmp_path)) == {"a.bin"}
     with pytest.raises(ValueError, match="sizes sum up to 2, there are 1 ids"):
         binarise.write_blocks(tmp_path / "a", [(np.array([1]), np.array([2]))], 10)
-
-
-@pytest.mark.slow
-def test_fairseq_preprocess_makes_a_whole_folder(tmp_path):
-    write_text(tmp_path / "text.de", "ein Haus\n")
-    write_text(tmp_path / "text.en", "a house\n")
-    arguments = [
-        *("--source-lang", "de", "--target-lang", "en", "--destdir", str(tmp_path / "bin")),
-        *("--trainpref", str(tmp_path / "text")),
-    ]
-    assert preprocess(arguments, 1) == tmp_path / "bin"
-    made = contents(tmp_path / "bin")
-    assert {"dict.de.txt", "train.de-en.de.bin"} <= set(made) and "preprocess.log" not in made
-    arguments[-1] = str(tmp_path / "missing")
-    with pytest.raises(UserError, match="fairseq-preprocess: .*missing.*its output: ") as caught:
-        preprocess(arguments, 1)
-    assert (tmp_path / "bin.preprocess.log").exists() and "\n" not in str(caught.value)
-    assert contents(tmp_path / "bin") == made
-    with pytest.raises(UserError, match="needs --destdir"):
-        preprocess([], 1)
 
 
 def test_nothing_here_imports_torch():

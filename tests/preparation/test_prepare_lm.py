@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import folders
+from helpers.commands import call
 from helpers.faulty_server import serve
 from helpers.folders import contents, prepare_status
 from relpos_fairseq.io import files
@@ -28,8 +29,8 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.lines import Part
 from relpos_fairseq.preparation import corpora, lm_encoding
 from relpos_fairseq.preparation.lm import parse_fractions
-from relpos_fairseq.preparation.lm_encoding import choose_symbols, sample_lines
-from relpos_fairseq.text.dictionary import SPECIAL, read_dictionary
+from relpos_fairseq.preparation.lm_encoding import sample_lines
+from relpos_fairseq.text.dictionary import SPECIAL, choose_symbols, read_dictionary, symbol_of
 from relpos_fairseq.text.levels import char_symbol
 
 WORDS = ["the", "cat", "sat", "on", "mat", "ähnlich", "日本", "don't", "a", "<unk>"]
@@ -91,7 +92,7 @@ def text(tmp_path) -> Path:
 
 @pytest.mark.parametrize(("threshold", "words"), [(0, None), (140, None), (0, 4)])
 def test_words_are_fairseqs(text, tmp_path, threshold, words):
-    """Against fairseq's own dictionary builder and encoder."""
+    """Against fairseq's own dictionary builder and encoder, but for a literal special token, which is a word."""
     from fairseq.data import Dictionary
     from fairseq.tokenizer import tokenize_line
 
@@ -101,7 +102,8 @@ def test_words_are_fairseqs(text, tmp_path, threshold, words):
     manifest = prepare(tmp_path / "out", "--train", text, *options)
     dictionary = Dictionary()
     lines = text.read_text().split("\n")
-    counted = [word for line in lines for word in tokenize_line(line) if word not in SPECIAL]
+    counted = [symbol_of(word) for line in lines for word in tokenize_line(line) if word != "<unk>"]
+    assert "\\</s>" in counted and not {*counted} & {*SPECIAL}
     for word in counted:
         dictionary.add_symbol(word)
     nwords = words + len(SPECIAL) if words else -1
@@ -110,8 +112,7 @@ def test_words_are_fairseqs(text, tmp_path, threshold, words):
     assert (tmp_path / "out" / "dict.txt").read_bytes() == (tmp_path / "dict.txt").read_bytes()
     expected = []
     for line in lines:
-        for word in tokenize_line(line):  # a special token in the text is an unknown word
-            expected.append(dictionary.unk() if word in SPECIAL else dictionary.index(word))
+        expected += [dictionary.index(symbol_of(word)) for word in tokenize_line(line)]
         expected.append(dictionary.eos())
     assert ids(tmp_path / "out", "train").tolist() == expected
     counts = manifest["splits"]["train"]
@@ -122,10 +123,8 @@ def test_words_are_fairseqs(text, tmp_path, threshold, words):
 
 @pytest.mark.slow
 def test_words_are_those_of_the_real_command(text, tmp_path):
-    from relpos_fairseq.preparation.binarise import preprocess
-
     arguments = ["--only-source", "--trainpref", text, "--destdir", tmp_path / "its"]
-    preprocess([*arguments, "--padding-factor", "8"], 1)
+    call("preprocess", *map(str, arguments), "--padding-factor", "8")
     prepare(tmp_path / "ours", "--train", text, "--padding-factor", 8)
     its, ours = contents(tmp_path / "its"), contents(tmp_path / "ours")
     for name in ("dict.txt", "train.bin", "train.idx"):

@@ -112,10 +112,10 @@ def test_units_are_subword_nmts_and_join_again(codes, normalisers, line):
     line = normalisers["en"](line)
     with codes.open(encoding="utf-8") as file:
         library = BPE(file)
-    units = SubwordNmt(codes)(line)
-    assert units == library.process_line(line)
+    units = " ".join(SubwordNmt(codes)(line))
     if "@@" not in line:
-        assert join_subwords(units, "subword-nmt") == line == join_subwords(units, "auto")
+        assert units == library.process_line(line)
+    assert join_subwords(units, "subword-nmt") == line == join_subwords(units, "auto")
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,7 @@ def test_the_quickstart_learns_what_units_there_are(tmp_path, text):
 @given(words=st.lists(st.text("abcäé.,'(-|&%@059", min_size=1, max_size=6), max_size=6))
 def test_sentencepiece_joins_again(model, words):
     line = " ".join(words)
-    units = load_subwords("sentencepiece", model)(line)
+    units = " ".join(load_subwords("sentencepiece", model)(line))
     library = sentencepiece.SentencePieceProcessor(model_file=str(model))
     assert join_subwords(units, "sentencepiece") == library.decode(library.encode(line)) == line
 
@@ -200,7 +200,7 @@ def test_detokenising_by_hand(tokenisers, codes):
     line = "He said: \"It's a well-known (new) house & more\", didn't he?"
     tokens = tokenisers["en"][0](line)
     assert "&apos;s" in tokens and "well @-@ known" in tokens and "&amp;" in tokens
-    assert Detokeniser("en", "moses", "subword-nmt")(SubwordNmt(codes)(tokens)) == line
+    assert Detokeniser("en", "moses", "subword-nmt")(" ".join(SubwordNmt(codes)(tokens))) == line
     assert Detokeniser("de", "none", "none")("a@@ b ▁c") == "a@@ b ▁c"
 
 

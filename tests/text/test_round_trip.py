@@ -1,0 +1,126 @@
+"""At every level text becomes symbols and text again: what normalization leaves comes back, no symbol is special."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from relpos_fairseq.text import train_tokenizer
+from relpos_fairseq.text.assets import read_text
+from relpos_fairseq.text.dictionary import SPECIAL, write_dictionary
+from relpos_fairseq.text.training import learn_sentencepiece, learn_subword_nmt, train_sentencepiece_model
+
+LINES = [
+    *["the lowest newer wide house", "two@@ words @@ fine a@@ b", "</s> in a sentence <s> <pad> <unk>"] * 3,
+    *["AT&T <unk piece> <0x41> <U+0041> \\<s> \\\\</s>", "na\u00efve \u4e2d\u6587 \u0e44\u0e17\u0e22 \ufb01 \u00bd"]
+    * 3,
+    *["x</s>y <s>", "@-@ &lt; | ||| ##ing [UNK]"] * 3,
+]
+ODD = ["</s>", "<s>", "<pad>", "<unk>", "@@", "two@@", "@", "\u2581", "\\<s>", "<0x41>", "<U+0041>", "<mask>", "##a"]
+ODD += ["</w>", "@@@"]
+FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467"  # three people, joined
+SOME = [*ODD, FAMILY, "a", "\u00e9", "\u4e2d\u6587", "\ufb01", "\u200d", "\u00ad"]
+WORDS = st.one_of(st.sampled_from(SOME), st.text(max_size=5))
+TEXTS = st.lists(WORDS, max_size=6).map(" ".join) | st.lists(st.sampled_from(ODD), max_size=4).map("".join)
+
+
+def one_line(text: str) -> str:
+    """White space as one space, without that at the ends; a line has no line feed."""
+    return " ".join(text.split())
+
+
+def without_marks(text: str) -> str:
+    """The same of sentencepiece, whose mark of a space is a space."""
+    return one_line(text.replace("\u2581", " "))
+
+
+def parallel(folder: Path, bpe: str) -> None:
+    """Make a folder as `relpos prepare wmt --normalization identity --tokenizer none` does."""
+    folder.mkdir()
+    (folder / "sample").write_text("".join(f"{one_line(line)}\n" for line in LINES))
+    if bpe == "subword-nmt":
+        learn_subword_nmt(folder / "sample", 60, folder / "bpe.codes")
+    elif bpe != "none":
+        learn_sentencepiece(folder / "sample", 200, bpe, folder / "sentencepiece.model", "identity")
+        bpe = "sentencepiece"
+    chosen = {"languages": ["en", "de"], "tokenizer": "none", "normalization": "identity", "bpe": bpe}
+    (folder / "manifest.json").write_text(json.dumps({"settings": chosen}))
+    write_dictionary(folder / "dict.de.txt", [("a", 1)])
+
+
+def level(folder: Path, name: str) -> None:
+    """Make a folder as `relpos prepare lm` does."""
+    folder.mkdir()
+    if name == "sentencepiece":
+        given = {"normalization_rule_name": "identity", "hard_vocab_limit": False}
+        model = train_sentencepiece_model(map(one_line, LINES), 200, "--vocab-size", **given)
+        (folder / "sentencepiece.model").write_bytes(model)
+    (folder / "manifest.json").write_text(json.dumps({"level": name}))
+    write_dictionary(folder / "dict.txt", [("a", 1)])
+
+
+def as_it_is(text: str) -> str:
+    return text
+
+
+# For each level how its folder is made, and what normalization leaves of a text.
+LEVELS: dict[str, tuple[Callable[[Path], object], Callable[[str], str]]] = {
+    "words of parallel text": (functools.partial(parallel, bpe="none"), one_line),
+    "subword-nmt": (functools.partial(parallel, bpe="subword-nmt"), one_line),
+    "unigram": (functools.partial(parallel, bpe="unigram"), without_marks),
+    "bpe": (functools.partial(parallel, bpe="bpe"), without_marks),
+    "words": (functools.partial(level, name="word"), one_line),
+    "sentencepiece": (functools.partial(level, name="sentencepiece"), without_marks),
+    "characters": (functools.partial(level, name="char"), as_it_is),
+    "bytes": (functools.partial(level, name="byte"), as_it_is),
+    "bytes' BPE": (lambda at: train_tokenizer("bpe", at, vocab_size=300, texts=LINES), lambda text: text.strip(" ")),
+    "wordpiece": (lambda at: train_tokenizer("wordpiece", at, vocab_size=200, texts=LINES), as_it_is),
+}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """The text of each level, made once."""
+    home = tmp_path_factory.mktemp("levels")
+
+    @functools.cache
+    def of(name: str):
+        LEVELS[name][0](home / name)
+        return read_text(home / name, "de")
+
+    return of
+
+
+@pytest.mark.parametrize("name", LEVELS)
+@settings(max_examples=150, deadline=None)
+@given(text=TEXTS)
+@example(text="</s> in a sentence")
+@example(text="two@@ words")
+@example(text="ok @@ fine a@@ b")
+@example(text="<s> start")
+@example(text="\U0001f600<unk piece>")
+def test_text_comes_back(texts, name: str, text: str) -> None:
+    """decode(encode(x)) is what normalization leaves of x, and no symbol of a line but the unknown word is special."""
+    codec = texts(name)
+    symbols = codec.encode(text)
+    ends = {"</s>"} if name in ("words", "sentencepiece", "characters", "bytes") and "\n" in text else set()
+    assert {*symbols} & {*SPECIAL[:3]} == ends
+    if ends or (name in ("sentencepiece", "wordpiece") and "<unk>" in symbols):  # a character that its model lacks
+        return
+    if name == "wordpiece":  # which keeps no spaces: what comes back has the same symbols
+        assert codec.encode(codec.decode(symbols)) == symbols
+        return
+    assert codec.decode(symbols) == LEVELS[name][1](text)
+
+
+def test_characters_stay_as_they_are(texts) -> None:
+    """With identity neither composed letters nor joiners nor ligatures are changed."""
+    for text in ("e\u0301", "\ufb01", "a\u200db", "\u00bd", "\ufeffa", "\ufdfa", FAMILY, "AT&T", "https://a.b/?c=d&e"):
+        for name in ("subword-nmt", "bpe", "unigram"):
+            assert texts(name).decode(texts(name).encode(text)) == text
