@@ -31,9 +31,9 @@ from relpos_fairseq.preparation.glue_tasks import (
     read_examples,
     sources_of,
 )
-from relpos_fairseq.preparation.pipeline import Preparation, Report
+from relpos_fairseq.preparation.pipeline import Preparation, Report, TextLines
 from relpos_fairseq.preparation.settings import PAIR_EXTRA, SINGLE_EXTRA
-from relpos_fairseq.text.assets import Vocabulary, tokenizer_files
+from relpos_fairseq.text.assets import TokenizerText, Vocabulary, tokenizer_files
 from relpos_fairseq.text.dictionary import BOS, EOS, NSPECIAL, UNK, write_dictionary
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
@@ -196,8 +196,18 @@ class GluePreparation(Preparation):
                 [table(rows, ("task", "split", *COLUMNS))],
                 counts,
                 unknown={f"{row[0]} {row[1]}": (row[5], row[4]) for row in rows},
+                texts=self.text_lines(),
             )
         ]
+
+    def text_lines(self) -> dict[str, TextLines]:
+        """Return the first sentences of every task's training examples."""
+        args, text = self.args, TokenizerText(self.args.tokenizer)
+        found = {}
+        for task in self.tasks:
+            examples = read_examples(sources_of(task, args.glue)["train"], task, args.on_bad_row, Counter())
+            found[task.name] = TextLines(text, (example.first for example in examples))
+        return found
 
 
 def tasks_of(args: argparse.Namespace) -> list[GlueTask]:

@@ -10,7 +10,7 @@ from relpos_fairseq.io.archives import extract
 from relpos_fairseq.io.downloads import fetch
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import copy_file, open_together, require_space
-from relpos_fairseq.io.lines import Part
+from relpos_fairseq.io.lines import Part, read_lines
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.stages import Stage
 from relpos_fairseq.preparation.corpora import CORPORA, PublishedCorpus
@@ -22,10 +22,10 @@ from relpos_fairseq.preparation.lm_encoding import (
     size_of,
     train_sentencepiece,
 )
-from relpos_fairseq.preparation.pipeline import Preparation, Report
+from relpos_fairseq.preparation.pipeline import Preparation, Report, TextLines
 from relpos_fairseq.preparation.settings import SPLITS, check_lm
 from relpos_fairseq.text.dictionary import NSPECIAL, choose_symbols, read_dictionary, write_dictionary
-from relpos_fairseq.text.levels import Bytes, Level, load_level
+from relpos_fairseq.text.levels import END, Bytes, Level, LevelText, load_level
 
 
 def parse_fractions(text: str) -> list[Fraction]:
@@ -281,6 +281,13 @@ class LmPreparation(Preparation):
             copies = [folder / "dict.txt" for folder in self.folders]
             self.add("dictionaries", lambda: copy_file(self.dictionary, *copies), [self.dictionary], copies, {})
 
+    def text_lines(self) -> dict[str, TextLines]:
+        """Return the lines of the first split; those that are not UTF-8 are no lines of text."""
+        split, paths = next(iter(self.files.items()))
+        lines = (line for path in paths for line in read_lines(path, "drop"))
+        known = {*read_dictionary(self.dictionary), END}
+        return {split: TextLines(LevelText(self.level, *self.models), lines, known)}
+
     def report(self, counts: dict[str, Mapping]) -> list[Report]:
         facts = {
             "level": self.level,
@@ -314,6 +321,7 @@ class LmPreparation(Preparation):
             counts,
             {**facts, "splits": splits},
             {} if self.level == "word" else found,  # whose vocabulary leaves rare words out
+            self.text_lines(),
         )
         reports = [whole]
         for number, folder in enumerate(self.folders if len(self.folders) > 1 else []):

@@ -27,10 +27,10 @@ from relpos_fairseq.preparation.documents import (
     shares,
     uniform,
 )
-from relpos_fairseq.preparation.pipeline import Preparation, Report
+from relpos_fairseq.preparation.pipeline import Preparation, Report, TextLines
 from relpos_fairseq.preparation.settings import TextFile
 from relpos_fairseq.text import train_tokenizer
-from relpos_fairseq.text.assets import Vocabulary, tokenizer_files
+from relpos_fairseq.text.assets import TokenizerText, Vocabulary, tokenizer_files
 from relpos_fairseq.text.dictionary import EOS
 
 BLOCK = 1 << 16  # random numbers that are drawn at a time
@@ -223,6 +223,14 @@ class MlmPreparation(Preparation):
         copy = np.arange(len(every)) - np.repeat(np.cumsum(times) - times, times)
         return every[(every + copy) % args.shards == shard]
 
+    def text_lines(self) -> dict[str, TextLines]:
+        """Return the sentences of the first file of every language."""
+        text, first = TokenizerText(self.tokenizer), {}
+        for source in self.args.sources:
+            sentences = filter(None, read_stream(source.path, self.args.reading))
+            first.setdefault(source.language, TextLines(text, sentences))
+        return first
+
     def report(self, counts: dict[str, Mapping]) -> list[Report]:
         args, sentences = self.args, self.sentences()
         factors = repetitions(sentences, args.alpha)
@@ -254,6 +262,7 @@ class MlmPreparation(Preparation):
                 counts,
                 {"languages": languages},
                 {row[2]: (row[-1], row[-2]) for row in files},
+                self.text_lines(),
             )
         ]
 

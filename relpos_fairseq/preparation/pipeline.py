@@ -1,13 +1,31 @@
 """The pipeline of every preparation: settings -> stages from files to files -> manifest and tables."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from relpos_fairseq.io.files import Hashes
+from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.stages import Stage, run_stages, write_manifest
 from relpos_fairseq.preparation.binarise import warn_of_unknown
+from relpos_fairseq.text.assets import Text
+from relpos_fairseq.text.round_trip import RoundTrip, round_trip
+
+
+@dataclass(frozen=True)
+class TextLines:
+    """Lines as the user has them, and how they become symbols.
+
+    Attributes:
+        text: to symbols and back.
+        lines: as many as there are; only the first are read.
+        known: symbols of the dictionary, or None where the text itself says which are unknown.
+    """
+
+    text: Text
+    lines: Iterable[str]
+    known: Collection[str] | None = None
 
 
 @dataclass
@@ -20,6 +38,7 @@ class Report:
     stages: Mapping[str, Mapping] = field(default_factory=dict)  # counts by stage, for the manifest
     extra: Mapping[str, object] = field(default_factory=dict)  # more entries of the manifest
     unknown: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # unknown tokens and all, by data set
+    texts: Mapping[str, TextLines] = field(default_factory=dict)  # to tell what does not come back, by data set
     folder: Path | None = None  # where manifest.json goes, if not into the preparation's folder
 
 
@@ -47,15 +66,30 @@ class Preparation(ABC):
             self.stages(), self.out, force=force, prune=self.prunes, wait=self.waits, hashes=self.hashes
         )
         for report in self.report(dict(counts)):
+            trips = {name: round_trip(one.text, one.lines, one.known) for name, one in report.texts.items()}
+            kept = {name: {"lines": trip.lines, "changed": trip.changed} for name, trip in trips.items()}
             write_manifest(
                 (report.folder or self.out) / "manifest.json",
                 command=command,
                 inputs=report.inputs,
                 outputs=report.outputs,
                 stages=report.stages,
-                extra=report.extra,
+                extra={**report.extra, **({"round_trip": kept} if kept else {})},
                 hashes=self.hashes,
             )
             for line in report.lines:
                 print(line, flush=True)
+            if trips:
+                print(f"\n{describe_trips(trips)}", flush=True)
             warn_of_unknown(report.unknown)
+
+
+def describe_trips(trips: Mapping[str, RoundTrip]) -> str:
+    """Return a table of the lines that do not come back, by data set, and examples."""
+    rows = [
+        (name, trip.lines, trip.changed, f"{trip.changed / max(trip.lines, 1):.1%}") for name, trip in trips.items()
+    ]
+    parts = [table(rows, ("text to symbols and back", "lines", "changed", "share"))]
+    for name, trip in trips.items():
+        parts += [f"{name}: `{line}` comes back as `{back}` ({why})" for line, back, why in trip.examples]
+    return "\n".join(parts)

@@ -13,9 +13,9 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import copy_file, write_text
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.stages import Stage
-from relpos_fairseq.preparation.pipeline import Preparation, Report
+from relpos_fairseq.preparation.pipeline import Preparation, Report, TextLines
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
-from relpos_fairseq.text.assets import tokenizer_files
+from relpos_fairseq.text.assets import TokenizerText, tokenizer_files
 from relpos_fairseq.text.dictionary import SPECIAL, UNK
 
 VOCABULARY_SIZE = 8000
@@ -147,6 +147,9 @@ class QaPreparation(Preparation):
                 ],
                 extra={"splits": {name: splits[name] for name in self.splits}},
                 unknown={name: (one["unknown"], one["pieces"]) for name, one in pieces.items()},
+                texts={
+                    name: TextLines(TokenizerText(self.out), texts_of([path])) for name, path in self.splits.items()
+                },
             )
         ]
 

@@ -31,8 +31,11 @@ from relpos_fairseq.preparation.cleaning import (
     write_sample,
 )
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, RawText, apply_to_files
-from relpos_fairseq.preparation.pipeline import Preparation, Report
+from relpos_fairseq.preparation.pipeline import Preparation, Report, TextLines
 from relpos_fairseq.preparation.settings import SUBWORD_NMT, WmtSettings
+from relpos_fairseq.text.assets import ParallelText
+from relpos_fairseq.text.dictionary import FILE as DICTIONARY
+from relpos_fairseq.text.dictionary import read_dictionary
 from relpos_fairseq.text.moses import FastMoses, Normaliser, on_one_line
 from relpos_fairseq.text.tokenizer import IDENTITY, load_subwords
 from relpos_fairseq.text.training import learn_sentencepiece, learn_subword_nmt
@@ -311,8 +314,19 @@ class WmtPreparation(Preparation):
                     for row in rows
                     for language, unknown, units in zip(settings.languages, row[4::2], row[3::2], strict=True)
                 },
+                self.text_lines(),
             )
         ]
+
+    def text_lines(self) -> dict[str, TextLines]:
+        """Return the unchanged lines of the validation set, by their files' names."""
+        settings = self.settings
+        how = settings.tokenizer, settings.bpe, settings.model, settings.normalization
+        known = set(read_dictionary(self.out / "data-bin" / DICTIONARY))
+        return {
+            path.name: TextLines(ParallelText(language, *how), read_lines(path), known)
+            for language, path in zip(settings.languages, settings.references("valid"), strict=True)
+        }
 
     def set_rows(self, counts: dict[str, Mapping]) -> list[list]:
         """Return a row for each set: pairs, and for both languages the subwords and the unknown ones."""

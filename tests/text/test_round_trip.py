@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from relpos_fairseq.text import train_tokenizer
 from relpos_fairseq.text.assets import read_text
 from relpos_fairseq.text.dictionary import SPECIAL, write_dictionary
+from relpos_fairseq.text.round_trip import LINES as LOOKED_AT
+from relpos_fairseq.text.round_trip import round_trip
 from relpos_fairseq.text.training import learn_sentencepiece, learn_subword_nmt, train_sentencepiece_model
 
 LINES = [
@@ -124,3 +126,48 @@ def test_characters_stay_as_they_are(texts) -> None:
     for text in ("e\u0301", "\ufb01", "a\u200db", "\u00bd", "\ufeffa", "\ufdfa", FAMILY, "AT&T", "https://a.b/?c=d&e"):
         for name in ("subword-nmt", "bpe", "unigram"):
             assert texts(name).decode(texts(name).encode(text)) == text
+
+
+class Replaced:
+    """Text that comes back as another."""
+
+    def __init__(self, back: str) -> None:
+        self.back = back
+
+    def encode(self, text: str) -> list[str]:
+        return [text]
+
+    def decode(self, symbols: list[str]) -> str:
+        return self.back if symbols != ["<unk>"] else "<unk>"
+
+
+@pytest.mark.parametrize(
+    ("line", "back", "why"),
+    [
+        ("a  b", "a b", "white space"),
+        ("a\u00a0b", "a b", "white space"),
+        ("a\u2581 b", "a b", "\u2581 is sentencepiece's own space"),
+        ("\ufb01sh", "fish", "Unicode's other forms of characters"),
+        ("a\u200db", "ab", "characters that are not seen"),
+        ("l ' eau", "l'eau", "spaces beside punctuation"),
+        ("Ab", "ab", "upper and lower case"),
+        ("caf\u00e9", "cafe", "accents"),
+        ("\u201ea\u201c", '"a"', "punctuation"),
+        ("abc", "abd", "other characters"),
+        ("\u201eCaf\u00e9\u201c  x", '"cafe" x', "punctuation"),
+    ],
+)
+def test_why_a_line_does_not_come_back(line: str, back: str, why: str) -> None:
+    """The reason is the last thing without which both are equal."""
+    found = round_trip(Replaced(back), [line, "", back, line, line, line])
+    assert (found.lines, found.changed) == (5, 4) and len(found.examples) == 3
+    assert found.examples[0][2] == why
+    assert round_trip(Replaced(back), [line], {"other"}).examples[0][1:] == ("<unk>", "unknown symbols")
+
+
+def test_a_text_is_looked_at_from_its_beginning() -> None:
+    """Only the first lines are read, and what differs far in a line is shown."""
+    lines = iter([f"{'a' * 500}b\n"] * LOOKED_AT * 2)
+    found = round_trip(Replaced("a" * 500), lines)
+    assert found.lines == found.changed == LOOKED_AT and next(lines)
+    assert found.examples[0][:2] == (f"{'a' * 12}b\\n", "a" * 12)
