@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from sacrebleu.metrics import BLEU
 
 from helpers import commands as cli
+from helpers import wmt_text
+from helpers.folders import prepare
 from relpos_fairseq.io.errors import UserError
 
 PIECES = "我们 今天 在北京 见面， 好吗？ 明天 下雨， 他说： “不去”。 haus, straße. 3.5%".split()
@@ -45,6 +48,33 @@ def test_text_is_cut_by_the_targets_language(language: str, tokenize: str, tmp_p
     scores = {name: BLEU(tokenize=name).corpus_score(system, [references]).score for name in ("13a", "zh")}
     assert cli.value(said, "bleu") == round(scores[tokenize], 2) > 0
     assert round(scores["13a"], 2) != round(scores["zh"], 2)  # so that the test tells one from the other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("units", "flags"),
+    [
+        ("sentencepiece", ["--eval-bleu-remove-bpe", "sentencepiece"]),
+        (
+            "subword-nmt",
+            ["--eval-bleu-remove-bpe", "--eval-bleu-detok", "moses", "--eval-bleu-detok-args", '{"target_lang": "de"}'],
+        ),
+    ],
+)
+def test_data_of_prepare_wmt_are_scored_as_relpos_score_does(units: str, flags: list[str], tmp_path: Path) -> None:
+    """With the flags that examples/translation/README.md names, where normalisation leaves the references alone."""
+    text, out = wmt_text.write_texts(tmp_path / "text"), tmp_path / "out"
+    given = ["--out", out, "--vocab-size", "90", "--workers", "1", "--bpe", units]
+    prepare("wmt", ["en-de", "--from-dir", text, *given])
+    corpus, search = cli.Corpus(text, out / "data-bin"), ["--gen-subset", "valid", "--beam", "1", "--max-len-b", "30"]
+    beam = ["--eval-bleu-args", '{"beam": 1, "max_len_b": 30}', "--validate-interval", "99"]
+    said = cli.train(corpus, tmp_path / "model", "--eval-bleu", *beam, *flags, "--max-update", "150")
+    paths = [str(corpus.binary), "--user-dir", str(cli.USER_DIR), "--path", tmp_path / "model" / "checkpoint_last.pt"]
+    (tmp_path / "said").write_text(cli.call("generate", *paths, *cli.QUIET, *search))
+    score = ["score", tmp_path / "said", "--prepared", out, "--set", "valid", "--json", tmp_path / "json"]
+    assert cli.relpos(*score) == 0
+    (found,) = json.loads((tmp_path / "json").read_text()).values()
+    assert cli.value(said, "bleu") == found["BLEU"][0] > 0
 
 
 @pytest.mark.parametrize("language", ["ja", "ko"])
