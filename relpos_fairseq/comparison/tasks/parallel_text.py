@@ -134,6 +134,11 @@ class Parallel(Translation):
     def languages(self) -> Pair:
         return tuple(dict.fromkeys(language for _, language in self.found))
 
+    @cached_property
+    def target_language(self) -> str:
+        """The target's language, which needs no data where it is named."""
+        return self.target or self.languages[1]
+
     def sets(self) -> tuple[str, ...]:
         return ("test", "longer") if self.longest else ("test",)
 
