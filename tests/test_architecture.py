@@ -54,7 +54,7 @@ ONLY = {
     "io": {"version"},
     "text": {"io"},
     "attention": {"positions", "relations", "terms", "scheme"},
-    "metrics": {"text"},
+    "metrics": {"io", "text"},
     "preparation": {"io", "data", "text"},
 }
 # Rooms that do not import fairseq when they are imported.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf
 
 import numpy as np
+from sacrebleu.metrics import BLEU, CHRF
 
 ORDERS = 4  # of BLEU's n-grams
 CHRF_ORDERS, CHRF_BETA = 6, 2
@@ -107,11 +108,9 @@ def matches(right: Sequence[bool]) -> np.ndarray:
     return np.stack([np.asarray(right, np.int64), np.ones(len(right), np.int64)], 1)
 
 
-def of_translations(system: list[str], reference: list[str], tokenize: str) -> dict[str, np.ndarray]:
-    """Return BLEU's and chrF's statistics of every sentence; `tokenize` is sacrebleu's name of a tokenizer."""
-    from sacrebleu.metrics import BLEU, CHRF
-
-    metrics = {"BLEU": BLEU(tokenize=tokenize, force=True), "chrF": CHRF()}
+def of_translations(system: list[str], reference: list[str], bleu: BLEU) -> dict[str, np.ndarray]:
+    """Return BLEU's and chrF's statistics of every sentence."""
+    metrics = {"BLEU": bleu, "chrF": CHRF()}
     return {
         name: np.asarray(metric._extract_corpus_statistics(system, [reference]), np.int64)
         for name, metric in metrics.items()

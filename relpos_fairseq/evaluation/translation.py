@@ -13,7 +13,7 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import read_json, write_json
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.progress import table
-from relpos_fairseq.text.languages import find_language
+from relpos_fairseq.metrics.bleu import bleu_of
 from relpos_fairseq.text.moses import Detokeniser
 
 HYPOTHESIS = re.compile(r"([DH])-(\d+)\t[^\t]*\t(.*)")
@@ -188,16 +188,10 @@ def metrics(language: str, tokenize: str | None = None, ter: bool = False) -> di
     Raises:
         UserError: there is no such tokenizer, or its package is not installed.
     """
-    of = {"tokenize": tokenize, "trg_lang": find_language(language).scored_as}
     if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
         raise UserError(f"--tokenize must be one of {', '.join(BLEU.TOKENIZERS)}, got {tokenize}")
-    try:
-        found = {"BLEU": BLEU(**of), "BLEU uncased": BLEU(**of, lowercase=True), "chrF": CHRF()}
-    except (ImportError, RuntimeError, OSError) as error:  # a package, or a model that it downloads, is not here
-        raise UserError(
-            f"sacrebleu cannot cut {language} by {tokenize or 'its tokenizer'} ({' '.join(str(error).split())}): get "
-            f"what it names, or give --tokenize char"
-        ) from error
+    cased, uncased = (bleu_of(language, tokenize, "--tokenize char", lowercase=lower) for lower in (False, True))
+    found = {"BLEU": cased, "BLEU uncased": uncased, "chrF": CHRF()}
     return found | ({"TER": TER()} if ter else {})
 
 

@@ -1,7 +1,7 @@
 """The table of patches: which functions of fairseq are replaced, and by what.
 
 `README.md` says what goes wrong without each.  A patch acts where fairseq fails, loses data or is silent, and
-changes no number of any other model.
+changes no number that any other model computes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fairseq.data import data_utils
 from fairseq.file_io import PathManager
 from fairseq.tasks import masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
 
 from relpos_fairseq.patches import checkpoints, literal_options, training
@@ -41,6 +42,8 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (data_utils, "load_indexed_dataset", training.load_indexed_dataset),
     (masked_lm, "get_whole_word_mask", training.get_whole_word_mask),
     (FairseqTask, "filter_indices_by_size", training.filter_indices_by_size),
+    (TranslationTask, "begin_epoch", training.begin_epoch),
+    (TranslationTask, "_inference_with_bleu", training.inference_with_bleu),
     (Trainer, "_build_optimizer", training.build_optimizer),
     (Trainer, "load_checkpoint", checkpoints.load_checkpoint),
     (checkpoint_utils, "load_checkpoint_to_cpu", checkpoints.load_checkpoint_to_cpu),

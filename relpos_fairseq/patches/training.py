@@ -15,11 +15,13 @@ import traceback
 import types
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+import sacrebleu
 import torch
 import torch.nn.functional as F  # noqa: N812
 from fairseq import utils
@@ -29,6 +31,7 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 
 from relpos_fairseq.io.stages import check_unchanged
+from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.assets import word_starts
 
@@ -109,6 +112,40 @@ def _way_out(task: FairseqTask, limit: object) -> str:
     if limit == task.max_positions():
         return f"raise {flags}"
     return f"--max-tokens raises this limit, else {flags}"
+
+
+@cache
+def _bleu_in_training(language: str) -> sacrebleu.BLEU:
+    """Return the BLEU of a language whose text is not cut by 13a."""
+    return bleu_of(language, None, "--eval-tokenized-bleu, which cuts by spaces")
+
+
+def _own_bleu(task: FairseqTask) -> sacrebleu.BLEU | None:
+    """Return the BLEU of a task's target language; None where fairseq's own is right, or the task names none."""
+    cfg = options_of(task)
+    asked = getattr(cfg, "eval_bleu", False) and not getattr(cfg, "eval_tokenized_bleu", False)
+    language = getattr(cfg, "target_lang", None)  # back-translation has several, and no option for one
+    if not asked or not language or tokenizer_of(language) == USUAL:
+        return None
+    return _bleu_in_training(language)
+
+
+def begin_epoch(original, self, epoch, model):
+    """Raise the error of a tokenizer that is not installed before the first update, not after an epoch."""
+    _own_bleu(self)
+    return original(self, epoch, model)
+
+
+def inference_with_bleu(original, self, generator, sample, model):
+    """Cut hypotheses and references by the target's language, as `relpos score` does: fairseq cuts all by 13a."""
+    own, usual = _own_bleu(self), sacrebleu.corpus_bleu
+    if own is None:
+        return original(self, generator, sample, model)
+    sacrebleu.corpus_bleu = own.corpus_score  # fairseq looks it up in each call
+    try:
+        return original(self, generator, sample, model)
+    finally:
+        sacrebleu.corpus_bleu = usual
 
 
 class _ConfigAsArgs:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sacrebleu.metrics import BLEU
 
 from relpos_fairseq.cli.quickstart import Quickstart
 from relpos_fairseq.comparison import quickstart
@@ -42,7 +43,7 @@ def test_the_table_and_files(tmp_path, text, monkeypatch, capsys):
         folder = comparison.folder(run)
         folder.mkdir(parents=True)
         (folder / "test.txt").write_text("\n".join(LINES[::-1]) + "\n")
-        statistics = of_translations(LINES, LINES, "13a")
+        statistics = of_translations(LINES, LINES, BLEU(force=True))
         scored = packed_scores(Scored(np.array([4, 4]), statistics, {"tokens_per_second": 7.5}))
         result = {
             "scheme": "m4",

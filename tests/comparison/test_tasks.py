@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 
 import pytest
+from sacrebleu.metrics import BLEU
 
+from relpos_fairseq.comparison.scores import METRICS
 from relpos_fairseq.comparison.tasks import kinds, make_task
 from relpos_fairseq.comparison.tasks.encoder_decoder import scan_commands
 
@@ -130,3 +133,38 @@ def test_data_are_named_by_what_they_are_made_of(tmp_path):
     keys = [task("characters", text=tmp_path / name).data_key() for name in ("text", "same")]
     (tmp_path / "same").write_text("abc\n")
     assert keys[0] == keys[1] != task("characters", text=tmp_path / "same").data_key()
+
+
+@pytest.mark.parametrize(("language", "named"), [("de", {}), ("qaa", {}), ("zh", {"tokenize": "zh"})])
+def test_bleu_is_that_of_the_targets_language(tmp_path, language, named):
+    """The tokenizer is among the settings where it is not 13a, which results of earlier versions do not name."""
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.en").write_text("one\n")
+        (tmp_path / f"{split}.{language}").write_text("eins\n")
+    (tmp_path / "manifest.json").write_text(json.dumps({"settings": {"languages": ["en", language]}}))
+    reference, system = ["我们今天在北京见面，好吗？ A.B."], ["我们今天在北京见面，好的？ A.B."]
+    for kind in ("parallel", "prepared"):
+        one = task(kind, data=str(tmp_path), **({"target": language} if kind == "parallel" else {}))
+        assert {key: value for key, value in one.options().items() if key == "tokenize"} == named
+        found = METRICS["BLEU"].value(one.statistics(system, reference)["BLEU"].sum(0))
+        expected = BLEU(trg_lang=language).corpus_score(system, [reference]).score
+        assert found == pytest.approx(expected, abs=1e-9)
+    chosen = task("parallel", data=str(tmp_path), source="en", target=language, tokenize="char")
+    assert chosen.options()["tokenize"] == "char"
+    with pytest.raises(ValueError, match="tokenize is one of .*, got words"):
+        task("parallel", data=str(tmp_path), tokenize="words")
+
+
+def test_a_tokenizer_that_is_not_installed_is_said_before_data_are_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    for split in ("train", "valid", "test"):
+        for language in ("en", "ja"):
+            (tmp_path / f"{split}.{language}").write_text("one\n")
+    with pytest.raises(ValueError, match=r'pip install "sacrebleu\[ja\]", or give the task\'s tokenize: char'):
+        task("parallel", data=str(tmp_path)).prepare(tmp_path / "work")
+
+
+def test_the_built_in_corpus_is_words():
+    """Its options are those of earlier versions' results."""
+    assert "tokenize" not in task("built_in").options()
+    assert task("built_in").statistics(["a. b"], ["a . b"])["BLEU"][0, :2].tolist() == [2, 3]

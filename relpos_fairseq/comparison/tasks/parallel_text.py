@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from sacrebleu.metrics import BLEU
 
 from relpos_fairseq.comparison import scores
 from relpos_fairseq.comparison.tasks.base import Workspace, kind, write_lines
@@ -19,6 +20,7 @@ from relpos_fairseq.data import corpus
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import read_json
 from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
 from relpos_fairseq.text.moses import Detokeniser
 from relpos_fairseq.text.tokenizer import load_sentencepiece
 from relpos_fairseq.text.training import train_sentencepiece_model
@@ -36,15 +38,41 @@ class Translation(Pairs):
 
     unit: ClassVar[str] = "words"
     checkpoint: ClassVar[str] = "best"
-    tokenize: ClassVar[str] = "13a"
+    usual: ClassVar[str] = USUAL  # BLEU's tokenizer, of most languages
     default: ClassVar[dict] = Pairs.default | {"lr": 2e-3, "label-smoothing": 0.1, "dropout": 0.2}
     search: ClassVar[dict] = {"beam": 4, "lenpen": 0.6, "max-len-b": 20}
 
+    tokenize: str = ""  # BLEU's tokenizer, by sacrebleu's name; empty: by the target's language
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "generate", self.search | self.generate)
+        if self.tokenize and self.tokenize not in BLEU.TOKENIZERS:
+            raise ValueError(f"tokenize is one of {', '.join(BLEU.TOKENIZERS)}, got {self.tokenize}")
+
+    @cached_property
+    def target_language(self) -> str:
+        """The target's language, read before the first run."""
+        return self.languages[1]
+
+    def tokenizer(self) -> str:
+        """Return the name of BLEU's tokenizer."""
+        return self.tokenize or tokenizer_of(self.target_language)
+
+    def options(self) -> dict[str, Any]:
+        """Return them with BLEU's tokenizer where it is not the usual one: results of another are not these."""
+        chosen = {key: value for key, value in super().options().items() if key != "tokenize"}
+        return chosen if self.tokenizer() == self.usual else chosen | {"tokenize": self.tokenizer()}
+
+    def prepare(self, work: Path) -> Path:
+        self.metric()  # a tokenizer that is not installed is said before hours of training
+        return super().prepare(work)
+
+    def metric(self) -> BLEU:
+        """Return BLEU; it does not warn of text that looks tokenised."""
+        return bleu_of(self.target_language, self.tokenizer(), "the task's tokenize: char", force=True)
 
     def statistics(self, system: list[str], references: list[str]) -> dict[str, np.ndarray]:
-        return scores.of_translations(system, references, self.tokenize)
+        return scores.of_translations(system, references, self.metric())
 
 
 @kind("built_in")
@@ -54,7 +82,7 @@ class BuiltIn(Translation):
 
     languages: ClassVar[Pair] = ("en", "de")
     test_sets: ClassVar[tuple[str, ...]] = ("test", "test_long")
-    tokenize: ClassVar[str] = "none"
+    usual: ClassVar[str] = "none"
     # A grammar is learned, not memorised, without dropout.
     default: ClassVar[dict] = Translation.default | {
         "lr": 3e-3,
@@ -64,6 +92,7 @@ class BuiltIn(Translation):
         "save-interval-updates": 200,
     }
 
+    tokenize: str = usual
     pairs_seed: int = 1  # of the corpus
     pairs_train: int = 24000  # pairs in each split
     pairs_valid: int = 500
@@ -104,6 +133,11 @@ class Parallel(Translation):
     @property
     def languages(self) -> Pair:
         return tuple(dict.fromkeys(language for _, language in self.found))
+
+    @cached_property
+    def target_language(self) -> str:
+        """The target's language, which needs no data where it is named."""
+        return self.target or self.languages[1]
 
     def sets(self) -> tuple[str, ...]:
         return ("test", "longer") if self.longest else ("test",)
@@ -157,6 +191,14 @@ class Prepared(Translation):
 
     def pair(self, workspace: Workspace) -> Pair:
         return tuple(read_json(workspace.data / "prepared.json")["settings"]["languages"])
+
+    @cached_property
+    def target_language(self) -> str:
+        """The target's language, as the folder's manifest has it."""
+        manifest = read_json(self.data / "manifest.json")
+        if manifest is None:
+            raise ValueError(f"task {self.label} needs what is not there: {self.data / 'manifest.json'}")
+        return manifest["settings"]["languages"][1]
 
     def subset(self, name: str) -> str:
         return name
