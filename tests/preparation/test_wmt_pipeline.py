@@ -355,7 +355,7 @@ def test_own_text_of_any_shape(text, undisturbed, tmp_path, capsys):
     assert manifest["sets"]["test"] == "test.b"
     assert "--from-dir DIR --out DIR" in manifest["command"]
     capsys.readouterr()
-    assert prepare(folder, out, "--max-words", "1") == 2
+    assert prepare(folder, out, "--max-words", "1", "--max-dropped", "1") == 2
     assert f"is left after filtering (read {wmt_text.TRAIN:,}, " in error(capsys)
     for language in ("en", "de"):
         (folder / f"train.{language}").write_text("")
@@ -381,6 +381,7 @@ def test_own_text_of_any_shape(text, undisturbed, tmp_path, capsys):
         ),
         (["en-de", "--model-type", "bpe"], "--model-type bpe goes with --bpe sentencepiece"),
         (["en-de", "--max-ratio", "nan"], "--max-ratio must be >= 1, got nan"),
+        (["en-de", "--max-dropped", "0"], "--max-dropped must be > 0 and <= 1, got 0"),
         (["en-de", "--out", "de,en"], "--out must have no comma"),
     ],
 )
