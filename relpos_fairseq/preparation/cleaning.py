@@ -10,6 +10,7 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import compress, groupby, islice, repeat
 from pathlib import Path
@@ -284,8 +285,12 @@ def clean_shard(
         return chunk.text.name, cleaner(chunk)
 
     asked = min(sample or total, total) * (last - first) // max(total, 1)
-    with open_together(*outputs) as files, progress(total=asked, description="clean", unit="pairs") as bar:
-        for name, results in groupby(ordered_map(labelled, chunks(), workers), lambda pair: pair[0]):
+    with (
+        open_together(*outputs) as files,
+        progress(total=asked, description="clean", unit="pairs") as bar,
+        closing(ordered_map(labelled, chunks(), workers)) as cleaned,  # its workers end where a corpus is refused
+    ):
+        for name, results in groupby(cleaned, lambda pair: pair[0]):
             for _, result in results:
                 for file, content in zip(files, result.files, strict=True):
                     file.write(content)
@@ -366,7 +371,7 @@ def drop_duplicates(
     words = np.concatenate([one["words"] for one in found])
     rows = ([int(chosen.sum()), *words[chosen].sum(0, dtype=np.int64).tolist()] for chosen in (~keep, keep))
     counts = dict(zip((DUPLICATE, "kept"), rows, strict=True))
-    if counts[DUPLICATE][0]:
+    if counts[DUPLICATE][0] > limits.max_dropped * len(keep):
         first = int(keep.argmin())
         pair = [next(islice(lines_of(side), first, None)).decode().rstrip("\n") for side in zip(*parts, strict=True)]
         examples: dict[str, list] = {}

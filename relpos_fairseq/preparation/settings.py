@@ -144,12 +144,13 @@ class WmtSettings:
     def cleaning(self) -> dict:
         """Return the options on which the cleaned training text depends."""
         kept = [reason for reason in FILTERS if reason in self.limits.no_filter and reason != DUPLICATE]
+        limits = asdict(self.limits) | {"no_filter": kept}
         return {
             "languages": self.languages,
             "sample": self.sample,
             "seed": self.seed if self.sample else None,
             "tokenizer": self.tokenizer,
-            "limits": asdict(self.limits) | {"no_filter": kept},
+            "limits": {name: value for name, value in limits.items() if name != "max_dropped"},
             "on_bad_line": self.on_bad_line,
         }
 

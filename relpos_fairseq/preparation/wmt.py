@@ -142,6 +142,7 @@ class WmtPreparation(Preparation):
         cleaned, ready = self.settings.cleaned(shard), self.settings.ready(shard)
         skipped = {text.name: sorted(text.skipped) for text in self.texts.training if text.skipped}
         parameters = settings.cleaning() | {"shard": [shard, settings.shards], "skipped blocks": skipped}
+        parameters["max_dropped"] = settings.limits.max_dropped
         read = [*self.texts.paths(self.texts.training), settings.pairs, settings.lengths, settings.folded]
         made = [*cleaned, settings.dropped(shard)]
         stages = [Stage("clean", lambda: self.run_clean(shard), read, made, parameters, home=home)]

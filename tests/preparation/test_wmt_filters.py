@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing
 import random
 import re
 from collections.abc import Callable
@@ -359,8 +360,9 @@ def test_more_than_half_is_an_error_that_names_the_ways_on(tmp_path, capsys):
     assert prepare(folder, out, "en-de", "--shard", "1/1", "--max-dropped", "0.49") == 2
 
 
-def test_each_corpus_is_looked_at_alone(tmp_path):
-    texts = []
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_corpus_is_looked_at_alone(tmp_path, workers):
+    before, texts = set(multiprocessing.active_children()), []
     for name, train in (("good", half(60, 0)), ("bad", half(20, 11)), ("small", half(19, 19))):
         folder = write(tmp_path / name, train)
         texts.append((Text(name, (folder / "train.en", folder / "train.de")), len(train["en"])))
@@ -370,9 +372,10 @@ def test_each_corpus_is_looked_at_alone(tmp_path):
         outputs = [tmp_path / name for name in "abcd"]
         return cleaning.clean_shard(texts, cleaner, outputs[:3], outputs[3], **whole)
 
-    whole = {"workers": 1, "sample": None, "seed": 1, "shard": (1, 1)}
+    whole = {"workers": workers, "sample": None, "seed": 1, "shard": (1, 1)}
     with pytest.raises(cleaning.UserError, match='^bad: the filter "identical sides" drops 11 of 20 pairs'):
         clean()
+    assert set(multiprocessing.active_children()) == before
     assert not [name for name in "abcd" if (tmp_path / name).exists()]
     counts = clean(max_dropped=0.55)
     assert {name: found.get("kept", [0])[0] for name, found in counts.items()} == {"good": 60, "bad": 9, "small": 0}
@@ -386,6 +389,24 @@ def test_of_few_pairs_nothing_left_is_the_error(tmp_path, capsys, quick):
     said = error(capsys)
     assert "no training pair is left after filtering (read 19, identical sides 19)" in said
     assert said.endswith(": --no-filter identical-sides keeps such pairs")
+
+
+def test_shards_that_were_checked_are_joined_whatever_share_is_asked_for(tmp_path, capsys, quick):
+    train = half(60, 0)
+    for lines in train.values():
+        lines[20:] = [lines[0]] * 40
+    folder, out = write(tmp_path / "text", train), tmp_path / "out"
+    for shard in ("1/2", "2/2"):
+        assert prepare(folder, out, "en-de", "--shard", shard) == 0
+    capsys.readouterr()
+    assert prepare(folder, out, "en-de", "--merge", "2") == 2
+    assert error(capsys).startswith(
+        'error: all corpora, joined: the filter "duplicate" drops 40 of 60 pairs, such as line 21, "line 0 of text"'
+    )
+    assert prepare(folder, out, "en-de", "--merge", "2", "--max-dropped", "1") == 0
+    assert (out / "text" / "train.en").read_text() == "".join(f"line {n} of text\n" for n in range(20))
+    assert prepare(folder, out, "en-de", "--merge", "2", "--no-filter", "duplicate") == 0
+    assert (out / "text" / "train.de").read_text().split("\n")[:-1] == train["de"]
 
 
 # Again

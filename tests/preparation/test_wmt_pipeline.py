@@ -278,6 +278,9 @@ def test_czeng_by_a_folder(tmp_path, monkeypatch):
     (only,) = parallel_text.czeng(folder, "en", "cs")
     assert only.skipped == {2, 7} and only.count() == 3
     assert list(only.rows()) == [(b"good day to you", "dobrý den vám".encode()), None, (b"", b"")]
+    counts = Counter()
+    (chunk,) = parallel_text.read_chunks(only, iter([True] * 3), counts, "drop")
+    assert chunk.numbers == [1] and counts == {parallel_text.MALFORMED: 1, "empty": 1}
 
 
 # What stops it
