@@ -137,13 +137,14 @@ class Cleaner:
         kept: tuple[list[str], list[str]] = ([], [])
         records = []
         for number, valid, *raw in self.decoded(chunk):
-            source, target = (normalise(line) for normalise, line in zip(self.normalisers, raw, strict=True))
+            source, target = self.normalisers[0](raw[0]), self.normalisers[1](raw[1])
             reason = self.reason(raw, source, target) if valid else INVALID
             words = self.filter.lengths.counts(source, target) if valid else (0, 0)
             count_pair(counts, "read", *words)
             if reason is not None:
                 count_pair(counts, reason, *words)
-                add_examples(dropped, reason, [(number, *raw)])
+                if len(dropped.get(reason, ())) < EXAMPLES:
+                    add_examples(dropped, {reason: [[number, *map(shown, raw)]]})
                 continue
             count_pair(counts, "kept", *words)
             kept[0].append(source)
@@ -195,12 +196,11 @@ def shown(line: str) -> str:
     return "".join([c if c.isprintable() else c.encode("unicode_escape").decode() for c in line])
 
 
-def add_examples(into: dict[str, list], reason: str, pairs: Iterable[tuple[int, str, str]]) -> None:
-    """Add pairs (line number, source, target) to the first EXAMPLES that a reason drops."""
-    found = into.setdefault(reason, [])
-    found.extend(
-        [number, shown(source), shown(target)] for number, source, target in islice(pairs, EXAMPLES - len(found))
-    )
+def add_examples(into: dict[str, list], more: dict[str, list]) -> None:
+    """Add later pairs (line number, source, target) to the first EXAMPLES that each reason drops."""
+    for reason, pairs in more.items():
+        found = into.setdefault(reason, [])
+        found += pairs[: EXAMPLES - len(found)]
 
 
 def count_pair(counts: dict[str, list[int]], key: str, source: int, target: int) -> None:
@@ -295,8 +295,7 @@ def clean_shard(
                 for file, content in zip(files, result.files, strict=True):
                     file.write(content)
                 add_counts(counts[name], result.counts)
-                for reason, pairs in result.dropped.items():
-                    add_examples(dropped[name], reason, pairs)
+                add_examples(dropped[name], result.dropped)
                 bar.update(result.pairs)
             check_dropped(name, counts[name], dropped[name], cleaner.filter.limits.max_dropped)
     for name, found in malformed.items():
@@ -374,9 +373,7 @@ def drop_duplicates(
     if counts[DUPLICATE][0] > limits.max_dropped * len(keep):
         first = int(keep.argmin())
         pair = [next(islice(lines_of(side), first, None)).decode().rstrip("\n") for side in zip(*parts, strict=True)]
-        examples: dict[str, list] = {}
-        add_examples(examples, DUPLICATE, [(first + 1, *pair)])
-        read = {"read": [len(keep)]}
+        examples, read = {DUPLICATE: [[first + 1, *map(shown, pair)]]}, {"read": [len(keep)]}
         check_dropped("all corpora, joined", counts | read, examples, limits.max_dropped)
     with open_together(*outputs) as files:
         for file, side in zip(files, zip(*parts, strict=True), strict=True):

@@ -271,7 +271,7 @@ def odd_text() -> Sides:
     """Ninety pairs, of which every third is dropped for one of three reasons."""
     train = {"en": [f"line {n} of text" for n in range(90)], "de": [f"Zeile {n} des Textes" for n in range(90)]}
     for number in range(0, 90, 3):
-        odd = [("", "x"), ("x\u0085y|z\u202e\x07", "i" * 4000), ("gleich", "Gleich")][number // 3 % 3]
+        odd = [("\x07" * 61, "x"), ("x\u0085y|z\u202e\x07", "i" * 4000), ("gleich", "Gleich")][number // 3 % 3]
         train["en"][number], train["de"][number] = odd
     return train
 
@@ -281,7 +281,7 @@ def test_examples_are_the_first_of_each_reason(tmp_path, capsys, quick):
     assert prepare(folder, out, "en-de") == 0
     long = ["x\\x85y|z\\u202e\\x07", "i" * 59 + "…"]
     expected = {
-        "empty": [[number, "", "x"] for number in (1, 10, 19)],
+        "empty": [[number, "\\x07" * 59 + "…", "x"] for number in (1, 10, 19)],
         "too long": [[number, *long] for number in (4, 13, 22)],
         "identical sides": [[number, "gleich", "Gleich"] for number in (7, 16, 25)],
     }
