@@ -17,6 +17,7 @@ from relpos_fairseq.preparation.settings import (
     HOLD_OUT,
     LEVELS,
     MODEL_TYPES,
+    NO_FILTER,
     PACKING,
     SENTENCEPIECE,
     SUBWORD_NMT,
@@ -76,6 +77,10 @@ class PrepareWmt:
     seed: int = option(WmtSettings.seed)
     max_words: int = option(Limits.max_words, type=positive, metavar="N")
     max_ratio: float = option(Limits.max_ratio, metavar="R")
+    no_filter: list[str] = option([], f"keep such pairs: {', '.join(NO_FILTER)}", choices=NO_FILTER, metavar="NAME")
+    max_dropped: float = option(
+        Limits.max_dropped, "share of a corpus' pairs that one filter may drop (default: %(default)s)", metavar="F"
+    )
     on_bad_line: str = option(
         WmtSettings.on_bad_line,
         "invalid UTF-8 in training text: stop, or drop the pair and count it",
@@ -146,6 +151,8 @@ class PrepareWmt:
             )
         if not self.max_ratio >= 1:  # nan is not
             raise UserError(f"--max-ratio must be >= 1, got {self.max_ratio}")
+        if not 0 < self.max_dropped <= 1:
+            raise UserError(f"--max-dropped must be > 0 and <= 1, got {self.max_dropped}")
         other = languages[1] if languages[0] == "en" else languages[0]
         year = years[0] if years else ("" if self.from_dir else DEFAULT_YEAR.get(other, ""))
         if not year and not self.from_dir:
@@ -163,7 +170,12 @@ class PrepareWmt:
             tokenizer=tokenizer,
             normalization=self.normalization,
             model_type=self.model_type or WmtSettings.model_type,
-            limits=Limits(max_words=self.max_words, max_ratio=self.max_ratio),
+            limits=Limits(
+                max_words=self.max_words,
+                max_ratio=self.max_ratio,
+                max_dropped=self.max_dropped,
+                no_filter=tuple(reason for name, reason in NO_FILTER.items() if name in self.no_filter),
+            ),
             on_bad_line=self.on_bad_line,
             shards=self.shard[1] if self.shard else self.merge or 1,
             shard=self.shard[0] if self.shard else None,

@@ -2,97 +2,111 @@
 
 `Filter` names the reason to drop a pair; `Cleaner` normalizes and filters a chunk, in a worker process;
 `clean_shard` does so for a shard of the training text, and writes, besides the lines, a record of each pair that it
-kept: the pair's hash and numbers of words. `drop_duplicates` joins the shards by these records.
+kept (the pair's hash and numbers of words) and examples of those that it dropped. `drop_duplicates` joins the shards by
+these records.
 """
 
 import hashlib
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import compress, islice, repeat
+from itertools import compress, groupby, islice, repeat
 from pathlib import Path
 
 import numpy as np
 import regex
 
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import open_together
+from relpos_fairseq.io.files import open_together, write_json
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
+from relpos_fairseq.preparation.lengths import CHARACTERS, SLACK, Lengths
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, MALFORMED, Chunk, Text, read_chunks
-from relpos_fairseq.preparation.settings import Limits
+from relpos_fairseq.preparation.settings import DUPLICATE, FILTERS, Limits
+from relpos_fairseq.text.languages import find_language
 from relpos_fairseq.text.moses import Normaliser
 
-# In the order they are tried; a pair is counted under the first that applies.
-REASONS = ("empty", "too long", "length ratio", "identical sides", "wrong script", "in a test set")
-LATIN = "Latin"
-SCRIPTS = {
-    **dict.fromkeys(("be", "bg", "ru", "sr", "uk"), "Cyrillic"),
-    **dict.fromkeys(("ar", "fa", "ur"), "Arabic"),
-    **dict.fromkeys(("hi", "ne", "mr"), "Devanagari"),
-    **{"el": "Greek", "he": "Hebrew", "th": "Thai", "ka": "Georgian", "hy": "Armenian"},
-    **{"ko": "Hangul", "zh": "Han", "ja": None},
-}
-SLACK = 3  # words by which short sentences may differ whatever their ratio
+REASONS = tuple(reason for reason in FILTERS if reason != DUPLICATE)
 CHARACTERS_A_WORD = 12  # the longest average, so that a line without spaces is too long as well
+FEW = 20  # pairs, of which no share says that a filter takes too many
 
 
 class Filter:
-    """Finds the reason to drop a pair.
+    """Finds the reason to drop a pair: the first of REASONS whose method, of the same name, returns True.
 
     Args:
-        source: The source's language, ISO 639-1. Its script is Latin where SCRIPTS has no other;
-            Japanese has several, and none is asked for.
+        source: The source's language, any code of it; no script is asked for where its scripts are not known.
         target: The target's language.
         limits: What a pair must keep within.
         held_out: Normalised, case-folded sentences of the validation and test sets.
+        lengths: How the sides' lengths are counted.
     """
 
-    def __init__(self, source: str, target: str, limits: Limits, held_out: Collection[str] = ()):
-        self.scripts = tuple(SCRIPTS.get(language, LATIN) for language in (source, target))
-        self.letters = {
-            script: regex.compile(rf"[\p{{Script={script}}}&&\p{{L}}]", regex.VERSION1)
-            for script in self.scripts
-            if script
-        }
+    def __init__(
+        self, source: str, target: str, limits: Limits, held_out: Collection[str] = (), lengths: Lengths | None = None
+    ):
+        languages = find_language(source), find_language(target)
+        self.letters = tuple(language.letters() for language in languages)
+        self.latin = tuple("Latn" in language.scripts for language in languages)
         self.any_letter = regex.compile(r"\p{L}")
         self.limits = limits
         self.held_out = frozenset(held_out)
+        self.lengths = lengths or Lengths()
+        self.slack = SLACK[self.lengths.compared_in]
+        self.tried = [(one, getattr(self, one.replace(" ", "_"))) for one in REASONS if one not in limits.no_filter]
 
     def __call__(self, source: str, target: str) -> str | None:
         """Return one of REASONS, or None for a pair to keep."""
-        if not source or not target:
-            return "empty"
-        words = source.count(" ") + 1, target.count(" ") + 1
-        limits = self.limits
-        characters = limits.max_words * CHARACTERS_A_WORD
-        if max(words) > limits.max_words or max(len(source), len(target)) > characters:
-            return "too long"
-        if max(words) > limits.max_ratio * min(words) and abs(words[0] - words[1]) > SLACK:
-            return "length ratio"
-        folded = source.casefold(), target.casefold()
-        if folded[0] == folded[1]:
-            return "identical sides"
-        if not all(map(self.right_script, (source, target), self.scripts)):
-            return "wrong script"
-        if folded[0] in self.held_out or folded[1] in self.held_out:
-            return "in a test set"
+        for reason, drops in self.tried:
+            if drops(source, target):
+                return reason
         return None
 
-    def right_script(self, line: str, script: str | None) -> bool:
-        """Return whether enough of a line's letters are of a script; a line without letters is."""
-        if script is None or (script == LATIN and line.isascii()):
+    def empty(self, source: str, target: str) -> bool:
+        return not source or not target
+
+    def too_long(self, source: str, target: str) -> bool:
+        words, characters = self.limits.max_words, max(len(source), len(target))
+        if characters > words * CHARACTERS_A_WORD:
             return True
-        letters = len(self.any_letter.findall(line))
-        return len(self.letters[script].findall(line)) >= self.limits.min_script * letters
+        if self.lengths.compared_in == CHARACTERS or (self.lengths.spaced and characters <= words):
+            return False
+        return max(self.lengths.compared(source, target)) > words
+
+    def length_ratio(self, source: str, target: str) -> bool:
+        one, other = self.lengths.compared(source, target)
+        longer, shorter = max(one, other), min(one, other)
+        return longer > self.limits.max_ratio * shorter and longer - shorter > self.slack
+
+    def identical_sides(self, source: str, target: str) -> bool:
+        return source.casefold() == target.casefold()
+
+    def wrong_script(self, source: str, target: str) -> bool:
+        return not all(map(self.right_script, (source, target), self.letters, self.latin))
+
+    def in_a_test_set(self, source: str, target: str) -> bool:
+        return source.casefold() in self.held_out or target.casefold() in self.held_out
+
+    def right_script(self, line: str, letters: regex.Pattern | None, latin: bool) -> bool:
+        """Return whether enough of a line's letters are such `letters`; a line without any is.
+
+        `latin` says that these are Latin ones among others, so that a line of ASCII need not be looked at.
+        """
+        if letters is None or (latin and line.isascii()):
+            return True
+        return len(letters.findall(line)) >= self.limits.min_script * len(self.any_letter.findall(line))
 
 
 # Cleaning
 
 INVALID = "invalid UTF-8"
 DROPPED = (INVALID, MALFORMED, *REASONS)
-# For finding duplicates: a pair's hash, and the numbers of words of its sides.
+EXAMPLES = 3  # of the pairs that a filter drops
+SHOWN = 60  # characters of a side in an example
+CUT = LONGEST_SIDE // 4 - 1  # characters that a line has at least if it was cut for its length
+# For finding duplicates: a pair's hash, and the numbers of words (or characters) of its sides.
 RECORD = np.dtype([("hash", "<u8"), ("words", "<u4", 2)])
 
 
@@ -102,6 +116,7 @@ class Cleaned:
 
     files: tuple[bytes, bytes, bytes]  # for the three outputs: source lines, target lines, RECORDs
     counts: dict[str, list[int]]  # pairs, source words and target words by reason, and "kept" and "read"
+    dropped: dict[str, list]  # by reason, the first EXAMPLES: line number, source, target
     pairs: int  # pairs of the chunk
 
 
@@ -118,15 +133,18 @@ class Cleaner:
 
     def __call__(self, chunk: Chunk) -> Cleaned:
         counts: dict[str, list[int]] = {}
+        dropped: dict[str, list] = {}
         kept: tuple[list[str], list[str]] = ([], [])
         records = []
-        for source, target in self.decoded(chunk, counts):
-            source, target = self.normalisers[0](source), self.normalisers[1](target)
-            words = words_of(source), words_of(target)
+        for number, valid, *raw in self.decoded(chunk):
+            source, target = self.normalisers[0](raw[0]), self.normalisers[1](raw[1])
+            reason = self.reason(raw, source, target) if valid else INVALID
+            words = self.filter.lengths.counts(source, target) if valid else (0, 0)
             count_pair(counts, "read", *words)
-            reason = self.filter(source, target)
             if reason is not None:
                 count_pair(counts, reason, *words)
+                if len(dropped.get(reason, ())) < EXAMPLES:
+                    add_examples(dropped, {reason: [[number, *map(shown, raw)]]})
                 continue
             count_pair(counts, "kept", *words)
             kept[0].append(source)
@@ -134,21 +152,28 @@ class Cleaner:
             digest = hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=8).digest()
             records.append((int.from_bytes(digest, "little"), words))
         sides = ("".join([f"{line}\n" for line in lines]).encode() for lines in kept)
-        return Cleaned((*sides, np.array(records, RECORD).tobytes()), counts, len(chunk.numbers))
+        return Cleaned((*sides, np.array(records, RECORD).tobytes()), counts, dropped, len(chunk.numbers))
 
-    def decoded(self, chunk: Chunk, counts: dict) -> Iterator[tuple[str, str]]:
-        """Yield a chunk's pairs; a pair that is not UTF-8 is counted and dropped, or an error."""
+    def reason(self, raw: list[str], source: str, target: str) -> str | None:
+        """Return the filter's reason; a side that was read in part is too long even where that filter is off."""
+        found = self.filter(source, target)
+        if found is None and "too long" in self.filter.limits.no_filter and max(map(len, raw)) >= CUT:
+            return "too long"
+        return found
+
+    def decoded(self, chunk: Chunk) -> Iterator[tuple[int, bool, str, str]]:
+        """Yield a chunk's line numbers and pairs, and whether they are UTF-8; one that is not may be an error."""
         try:
             sides = [blob.decode("utf-8").split("\n") for blob in (chunk.source, chunk.target)]
         except UnicodeDecodeError:
             pass
         else:
-            yield from zip(*sides, strict=True)
+            yield from zip(chunk.numbers, [True] * len(chunk.numbers), *sides, strict=True)
             return
         blobs = (chunk.source.split(b"\n"), chunk.target.split(b"\n"))
         for number, row in zip(chunk.numbers, zip(*blobs, strict=True), strict=True):
             try:
-                yield tuple(decode_cut(line) for line in row)
+                yield number, True, *(decode_cut(line) for line in row)
             except UnicodeDecodeError as error:
                 if self.on_bad_line == "fail":
                     path = chunk.text.paths[row.index(error.object)]
@@ -157,8 +182,7 @@ class Cleaner:
                         f"{path}, line {number}: invalid UTF-8 at byte "
                         f"{error.start + 1} ({value}); mend it or use --on-bad-line drop"
                     ) from error
-                count_pair(counts, "read", 0, 0)
-                count_pair(counts, INVALID, 0, 0)
+                yield number, False, *(line.decode("utf-8", "backslashreplace") for line in row)
 
 
 def decode_cut(line: bytes) -> str:
@@ -166,13 +190,21 @@ def decode_cut(line: bytes) -> str:
     return line.decode("utf-8", "ignore" if len(line) > LONGEST_SIDE else "strict")
 
 
-def words_of(line: str) -> int:
-    """Count the words of a normalized line."""
-    return line.count(" ") + 1 if line else 0
+def shown(line: str) -> str:
+    """Return the beginning of a line, at most SHOWN characters, with escapes for those that cannot be seen."""
+    line = f"{line[: SHOWN - 1]}…" if len(line) > SHOWN else line
+    return "".join([c if c.isprintable() else c.encode("unicode_escape").decode() for c in line])
+
+
+def add_examples(into: dict[str, list], more: dict[str, list]) -> None:
+    """Add later pairs (line number, source, target) to the first EXAMPLES that each reason drops."""
+    for reason, pairs in more.items():
+        found = into.setdefault(reason, [])
+        found += pairs[: EXAMPLES - len(found)]
 
 
 def count_pair(counts: dict[str, list[int]], key: str, source: int, target: int) -> None:
-    """Count a pair and its words."""
+    """Count a pair and its sides' words (or characters)."""
     entry = counts.setdefault(key, [0, 0, 0])
     entry[0] += 1
     entry[1] += source
@@ -212,6 +244,7 @@ def clean_shard(
     texts: list[tuple[Text, int]],
     cleaner: Cleaner,
     outputs: list[Path],
+    examples: Path,
     *,
     workers: int,
     sample: int | None,
@@ -224,6 +257,7 @@ def clean_shard(
         texts: The corpora and their numbers of pairs.
         cleaner: Normalizes and filters.
         outputs: Source lines, target lines and RECORDs.
+        examples: A file of the first pairs that each filter dropped, by corpus and reason.
         workers: How many processes.
         sample: Number of pairs to use, of all shards together; None for all.
         seed: Of the sample.
@@ -231,11 +265,15 @@ def clean_shard(
 
     Returns:
         Each corpus' counts, by reason.
+
+    Raises:
+        UserError: A filter drops more of a corpus than the limits' max_dropped.
     """
     total = sum(pairs for _, pairs in texts)
     first, last = (total * (shard[0] + side) // shard[1] for side in (-1, 0))
     chosen = (asked and first <= number < last for number, asked in enumerate(sampled(total, sample, seed)))
     counts = {text.name: {} for text, _ in texts}
+    dropped: dict[str, dict] = {text.name: {} for text, _ in texts}
     malformed = {text.name: Counter() for text, _ in texts}
 
     def chunks() -> Iterator[Chunk]:
@@ -247,16 +285,50 @@ def clean_shard(
         return chunk.text.name, cleaner(chunk)
 
     asked = min(sample or total, total) * (last - first) // max(total, 1)
-    with open_together(*outputs) as files, progress(total=asked, description="clean", unit="pairs") as bar:
-        for name, result in ordered_map(labelled, chunks(), workers):
-            for file, content in zip(files, result.files, strict=True):
-                file.write(content)
-            add_counts(counts[name], result.counts)
-            bar.update(result.pairs)
+    with (
+        open_together(*outputs) as files,
+        progress(total=asked, description="clean", unit="pairs") as bar,
+        closing(ordered_map(labelled, chunks(), workers)) as cleaned,  # its workers end where a corpus is refused
+    ):
+        for name, results in groupby(cleaned, lambda pair: pair[0]):
+            for _, result in results:
+                for file, content in zip(files, result.files, strict=True):
+                    file.write(content)
+                add_counts(counts[name], result.counts)
+                add_examples(dropped[name], result.dropped)
+                bar.update(result.pairs)
+            check_dropped(name, counts[name], dropped[name], cleaner.filter.limits.max_dropped)
     for name, found in malformed.items():
         for reason, pairs in found.items():
             add_counts(counts[name], {reason: [pairs, 0, 0], "read": [pairs, 0, 0]})
+    write_json(examples, dropped)
     return counts
+
+
+def check_dropped(corpus: str, counts: dict[str, list[int]], dropped: dict[str, list], largest: float) -> None:
+    """Raise a UserError if one filter drops more than the largest share of a corpus' pairs.
+
+    Args:
+        corpus: Its name.
+        counts: Its pairs by reason, and "read".
+        dropped: Examples by reason.
+        largest: The share; that of fewer than FEW pairs says nothing.
+    """
+    pairs = counts["read"][0]
+    reason = max(FILTERS, key=lambda one: counts.get(one, [0])[0])
+    found = counts.get(reason, [0])[0]
+    if pairs < FEW or found <= largest * pairs:
+        return
+    number, source, target = dropped[reason][0]
+    raise UserError(
+        f'{corpus}: the filter "{reason}" drops {found:,} of {pairs:,} pairs, such as line {number}, "{source}" with '
+        f'"{target}": {switch(reason)} keeps such pairs, --max-dropped 1 drops them all the same'
+    )
+
+
+def switch(reason: str) -> str:
+    """Return the option that switches a filter off."""
+    return f"--no-filter {reason.replace(' ', '-')}"
 
 
 def add_counts(into: dict[str, list[int]], more: dict[str, list[int]]) -> None:
@@ -279,7 +351,7 @@ def first_occurrences(hashes: np.ndarray) -> np.ndarray:
 
 
 def drop_duplicates(
-    parts: list[tuple[Path, Path]], records: list[Path], outputs: tuple[Path, Path]
+    parts: list[tuple[Path, Path]], records: list[Path], outputs: tuple[Path, Path], limits: Limits
 ) -> dict[str, list[int]]:
     """Join the shards' source and target lines without the pairs that came before.
 
@@ -288,15 +360,29 @@ def drop_duplicates(
 
     Returns:
         Pairs, source words and target words, "duplicate" and "kept".
+
+    Raises:
+        UserError: More than the limits' max_dropped are duplicates.
     """
     found = [np.memmap(path, RECORD, "r") for path in records if path.stat().st_size] or [np.empty(0, RECORD)]
-    keep = first_occurrences(np.concatenate([one["hash"] for one in found]))
-    with open_together(*outputs) as files:
-        for side, file in enumerate(files):
-            flags = iter(keep)
-            for part in parts:
-                with part[side].open("rb") as lines:
-                    file.writelines(compress(lines, flags))
+    hashes = np.concatenate([one["hash"] for one in found])
+    keep = np.ones(len(hashes), bool) if DUPLICATE in limits.no_filter else first_occurrences(hashes)
     words = np.concatenate([one["words"] for one in found])
     rows = ([int(chosen.sum()), *words[chosen].sum(0, dtype=np.int64).tolist()] for chosen in (~keep, keep))
-    return dict(zip(("duplicate", "kept"), rows, strict=True))
+    counts = dict(zip((DUPLICATE, "kept"), rows, strict=True))
+    if counts[DUPLICATE][0] > limits.max_dropped * len(keep):
+        first = int(keep.argmin())
+        pair = [next(islice(lines_of(side), first, None)).decode().rstrip("\n") for side in zip(*parts, strict=True)]
+        examples, read = {DUPLICATE: [[first + 1, *map(shown, pair)]]}, {"read": [len(keep)]}
+        check_dropped("all corpora, joined", counts | read, examples, limits.max_dropped)
+    with open_together(*outputs) as files:
+        for file, side in zip(files, zip(*parts, strict=True), strict=True):
+            file.writelines(compress(lines_of(side), keep))
+    return counts
+
+
+def lines_of(paths: Iterable[Path]) -> Iterator[bytes]:
+    """Yield the lines of several files, one after the other."""
+    for path in paths:
+        with path.open("rb") as lines:
+            yield from lines

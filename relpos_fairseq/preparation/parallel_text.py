@@ -25,6 +25,7 @@ LINES = 2000  # of a chunk
 BYTES = 1 << 22  # of a chunk, so that long lines make short chunks
 LONGEST_SIDE = 1 << 18  # bytes of a training line; a longer line is cut, then dropped as too long
 MALFORMED = "wrong number of columns"
+SKIPPED = (b"", b"")  # this one, not others that are equal: a pair that was left out, and stays out whatever is kept
 CZENG_BLOCK = re.compile(rb"[^-]+-b(\d+)-")  # of a CzEng sentence's number
 
 
@@ -58,7 +59,7 @@ class Text:
             if len(cells) <= max(self.columns):
                 yield None
             elif self.is_skipped(cells[0]):
-                yield b"", b""
+                yield SKIPPED
             else:
                 yield cells[self.columns[0]], cells[self.columns[1]]
 
@@ -81,7 +82,8 @@ class Chunk:
 def read_chunks(text: Text, wanted: Iterator[bool], counts: Counter, on_bad_line: str) -> Iterator[Chunk]:
     """Read the pairs of a text for which `wanted` has true, in chunks.
 
-    Malformed lines are counted under MALFORMED, or an error where `on_bad_line` is "fail".
+    Malformed lines are counted under MALFORMED, or an error where `on_bad_line` is "fail"; those that are SKIPPED are
+    counted as empty.
     """
     numbers, source, target, size = [], [], [], 0
     for number, (row, asked) in enumerate(zip(text.rows(), wanted, strict=False), start=1):
@@ -94,6 +96,9 @@ def read_chunks(text: Text, wanted: Iterator[bool], counts: Counter, on_bad_line
                     "columns; mend it or use --on-bad-line drop"
                 )
             counts[MALFORMED] += 1
+            continue
+        if row is SKIPPED:
+            counts["empty"] += 1
             continue
         numbers.append(number)
         source.append(row[0])

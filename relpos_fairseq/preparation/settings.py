@@ -15,6 +15,18 @@ from relpos_fairseq.text.tokenizer import SENTENCEPIECE, SUBWORD_NMT
 
 DEFAULT_YEAR = {"de": "wmt15", "cs": "wmt18", "fr": "wmt14"}
 DEFAULT_TESTS = {"wmt14": ("newstest2014",)}  # of a year, where not newstest2015
+DUPLICATE = "duplicate"
+# The filters by their reasons to drop a pair, in the order they are tried; the first that applies counts the pair.
+FILTERS = {
+    "empty": "a side has no character",
+    "too long": "a side has more words than `--max-words`, or more than 12 characters for each of these",
+    "length ratio": "a side is more than `--max-ratio` times as long as the other, and by more than 3 words",
+    "identical sides": "both sides are the same text, but for capitals",
+    "wrong script": "less than half of a side's letters are of a script of its language",
+    "in a test set": "a side is a sentence of the validation or test sets",
+    DUPLICATE: "both sides are those of an earlier pair",
+}
+NO_FILTER = {reason.replace(" ", "-"): reason for reason in FILTERS}  # by the names on the command line
 
 
 @dataclass(frozen=True)
@@ -22,8 +34,10 @@ class Limits:
     """Limits that a pair must keep within."""
 
     max_words: int = 250  # words of each side
-    max_ratio: float = 3.0  # words of the longer side to those of the shorter
-    min_script: float = 0.5  # the least share of a side's letters that are of its language's script
+    max_ratio: float = 3.0  # length of the longer side to that of the shorter
+    min_script: float = 0.5  # the least share of a side's letters that are of its language's scripts
+    max_dropped: float = 0.5  # the largest share of a corpus' pairs that one filter may drop
+    no_filter: tuple[str, ...] = ()  # reasons that are no reason to drop a pair
 
 
 @dataclass(frozen=True)
@@ -34,7 +48,7 @@ class WmtSettings:
     """
 
     year: str  # wmt14, wmt15 or wmt18; "" for parallel files of the user's own
-    source: str  # the source language, ISO 639-1
+    source: str  # the source language, any code of it
     target: str  # the target language
     out: Path  # the folder that takes everything
     from_dir: Path | None = None  # a folder with archives, or with parallel files; None downloads
@@ -76,6 +90,11 @@ class WmtSettings:
         return self.out / "shards" / "pairs.json"
 
     @property
+    def lengths(self) -> Path:
+        """How the lengths of the training text's sides are counted and compared."""
+        return self.out / "shards" / "lengths.json"
+
+    @property
     def folded(self) -> Path:
         """The sentences of validation and test sets, which are not trained on."""
         return self.out / "text" / "held-out.txt"
@@ -111,25 +130,36 @@ class WmtSettings:
         folder = self.shard_folder(shard)
         return [*self.sides(folder, "clean"), folder / "clean.records"]
 
+    def dropped(self, shard: int) -> Path:
+        """Return the file of examples of the pairs that were dropped from a shard."""
+        return self.shard_folder(shard) / "dropped.json"
+
     def ready(self, shard: int) -> tuple[Path, Path]:
         """Return a shard's lines as subwords are learned on them."""
         return self.sides(self.shard_folder(shard), "tokens" if self.tokenises else "clean")
 
     def of_shard(self, shard: int) -> list[Path]:
         """Return all files of a shard but its manifest."""
-        return list(dict.fromkeys([*self.cleaned(shard), *self.ready(shard)]))
+        return list(dict.fromkeys([*self.cleaned(shard), self.dropped(shard), *self.ready(shard)]))
 
     def cleaning(self) -> dict:
         """Return the options on which the cleaned training text depends."""
+        kept = [reason for reason in FILTERS if reason in self.limits.no_filter and reason != DUPLICATE]
+        limits = asdict(self.limits) | {"no_filter": kept}
         return {
             "languages": self.languages,
             "sample": self.sample,
             "seed": self.seed if self.sample else None,
             "tokenizer": self.tokenizer,
-            "limits": asdict(self.limits),
+            "limits": {name: value for name, value in limits.items() if name != "max_dropped"},
             "on_bad_line": self.on_bad_line,
             **({"normalization": self.normalization} if self.normalization else {}),
         }
+
+    def merging(self) -> dict:
+        """Return the options on which the joined training text depends."""
+        duplicates = "kept" if DUPLICATE in self.limits.no_filter else "dropped"
+        return {"duplicates": duplicates, "max_dropped": self.limits.max_dropped}
 
     def learning(self) -> dict:
         """Return the options on which the subwords depend."""

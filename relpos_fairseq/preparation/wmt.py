@@ -3,7 +3,7 @@
 | stage | makes |
 |---|---|
 | download, extract | the archives and their text (neither for the user's own files) |
-| count | the number of lines of every file; both sides of a text must have as many |
+| count | the number of lines of every file (both sides of a text must have as many), and how lengths are compared |
 | held-out | validation and test sets, normalized and tokenized; the references are kept unchanged |
 | clean, tokenise | the training text of one shard, normalized and filtered; tokenized unless `--tokenizer none` |
 | shards | with `--merge`, in place of these two: the shards that were made apart are checked |
@@ -13,6 +13,8 @@
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from relpos_fairseq.io.errors import UserError
@@ -23,16 +25,20 @@ from relpos_fairseq.io.stages import STAMPS, Stage, describe_files, labelled, re
 from relpos_fairseq.preparation.binarise import binarise_pairs
 from relpos_fairseq.preparation.cleaning import (
     DROPPED,
+    EXAMPLES,
+    REASONS,
     Cleaner,
     Filter,
     add_counts,
     clean_shard,
     drop_duplicates,
+    switch,
     write_sample,
 )
+from relpos_fairseq.preparation.lengths import Lengths, measure_lengths
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, RawText, apply_to_files
 from relpos_fairseq.preparation.pipeline import Preparation, Report, TextLines
-from relpos_fairseq.preparation.settings import SUBWORD_NMT, WmtSettings
+from relpos_fairseq.preparation.settings import DUPLICATE, SUBWORD_NMT, WmtSettings
 from relpos_fairseq.text.assets import ParallelText
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import read_dictionary
@@ -92,22 +98,30 @@ class WmtPreparation(Preparation):
         made = [path for split in held_out for path in (*self.settings.text(split), *self.settings.references(split))]
         named = {text.name: [path.name for path in text.paths] for text in self.texts.training}
         chosen = {"languages": settings.languages, "tokenizer": settings.tokenizer, "splits": self.texts.names}
-        chosen |= {"normalization": settings.normalization} if settings.normalization else {}
-        read = [self.settings.pairs, *self.texts.paths(list(held_out.values()))]
+        normalized = {"normalization": settings.normalization} if settings.normalization else {}
+        chosen |= normalized
+        read = [settings.pairs, *self.texts.paths(list(held_out.values()))]
+        counted = {"texts": named, "languages": settings.languages} | normalized
         return [
-            Stage("count", self.run_count, self.texts.paths(), [self.settings.pairs], {"texts": named}),
+            Stage("count", self.run_count, self.texts.paths(), [settings.pairs, settings.lengths], counted),
             Stage("held-out", self.run_held_out, read, [*made, self.settings.folded], chosen),
         ]
 
     def run_count(self) -> dict[str, int]:
-        """Count the pairs of every text."""
+        """Count the pairs of every text; measure the lengths of the training text's sides."""
         texts = [*self.texts.training, *self.texts.held_out.values()]
         counts = {text.name: text.count() for text in texts}
         for text in texts:
             if not counts[text.name]:
                 raise UserError(f"{text.name} has no sentence: fill {' and '.join(map(str, text.paths))}")
         write_json(self.settings.pairs, counts)
+        lengths = measure_lengths(self.texts.training, self.settings.languages, self.normalisers)
+        write_json(self.settings.lengths, asdict(lengths))
         return counts
+
+    def lengths(self) -> Lengths:
+        """Return how the lengths of the training text's sides are compared, as the stage count measured it."""
+        return Lengths(**{name: tuple(sides) for name, sides in read_json(self.settings.lengths).items()})
 
     def run_held_out(self) -> dict[str, int]:
         """Normalize and tokenize validation and test sets; nothing is dropped from them."""
@@ -133,8 +147,10 @@ class WmtPreparation(Preparation):
         cleaned, ready = self.settings.cleaned(shard), self.settings.ready(shard)
         skipped = {text.name: sorted(text.skipped) for text in self.texts.training if text.skipped}
         parameters = settings.cleaning() | {"shard": [shard, settings.shards], "skipped blocks": skipped}
-        read = [*self.texts.paths(self.texts.training), self.settings.pairs, self.settings.folded]
-        stages = [Stage("clean", lambda: self.run_clean(shard), read, cleaned, parameters, home=home)]
+        parameters["max_dropped"] = settings.limits.max_dropped
+        read = [*self.texts.paths(self.texts.training), settings.pairs, settings.lengths, settings.folded]
+        made = [*cleaned, settings.dropped(shard)]
+        stages = [Stage("clean", lambda: self.run_clean(shard), read, made, parameters, home=home)]
         if self.settings.tokenises:
             languages = {"languages": settings.languages}
             run = lambda: self.run_tokenise(cleaned, ready)  # noqa: E731
@@ -144,11 +160,13 @@ class WmtPreparation(Preparation):
     def run_clean(self, shard: int) -> dict:
         """Normalize and filter a shard."""
         settings, pairs = self.settings, read_json(self.settings.pairs)
-        filter = Filter(*settings.languages, settings.limits, set(read_lines(self.settings.folded)))
+        held_out = set(read_lines(settings.folded))
+        filter = Filter(*settings.languages, settings.limits, held_out, self.lengths())
         return clean_shard(
             [(text, pairs[text.name]) for text in self.texts.training],
             Cleaner(self.normalisers, filter, settings.on_bad_line),
-            self.settings.cleaned(shard),
+            settings.cleaned(shard),
+            settings.dropped(shard),
             workers=settings.workers,
             sample=settings.sample,
             seed=settings.seed,
@@ -233,8 +251,9 @@ class WmtPreparation(Preparation):
         sampled = {"pairs": settings.learn_lines, "seed": settings.seed}
         joined = [*(path for part in parts for path in part), *records]
         train, model, sample = [*settings.text("train")], [settings.model], [settings.learned_on]
+        merge = partial(drop_duplicates, parts, records, settings.text("train"), settings.limits)
         return [
-            Stage("merge", lambda: drop_duplicates(parts, records, settings.text("train")), joined, train),
+            Stage("merge", merge, joined, train, settings.merging()),
             Stage("sample", self.run_sample, train, sample, sampled),
             Stage("learn", self.run_learn, sample, model, settings.learning()),
             Stage("apply", self.run_apply, [*model, *text], units, {"bpe": settings.bpe}),
@@ -252,10 +271,9 @@ class WmtPreparation(Preparation):
             total = sum_counts(counts for stamp in stamps for counts in (stamp or {}).get("counts", {}).values())
             named = ((reason, total[reason][0]) for reason in ("read", *DROPPED) if reason in total)
             reasons = ", ".join(f"{reason} {count:,}" for reason, count in named if count)
-            raise UserError(
-                f"no training pair is left after filtering ({reasons}): look at "
-                "--max-words, --max-ratio and the languages' order"
-            )
+            most = max(REASONS, key=lambda reason: total.get(reason, [0])[0])
+            way = f"{switch(most)} keeps such pairs" if most in total else "mend the lines"
+            raise UserError(f"no training pair is left after filtering ({reasons}): {way}")
         files, sample = settings.text("train"), settings.learned_on
         return {"pairs": write_sample(files, pairs, settings.learn_lines, settings.seed, sample)}
 
@@ -308,7 +326,7 @@ class WmtPreparation(Preparation):
                 outputs,
                 ["", "\n\n".join([*self.tables(counts, rows), where])],
                 counts,
-                {"settings": settings.cleaning() | settings.learning(), "sets": self.texts.names},
+                {"settings": settings.cleaning() | settings.merging() | settings.learning(), "sets": self.texts.names},
                 {
                     f"{row[0]}.{language}": (unknown, units)
                     for row in rows
@@ -344,8 +362,12 @@ class WmtPreparation(Preparation):
         if len(cleaned) > 1:
             corpora = [[name, found.get("read", [0])[0], found.get("kept", [0])[0]] for name, found in cleaned.items()]
             parts.append(table(corpora, ["corpus", "pairs read", "pairs kept"]))
-        headers = ["training text", "dropped", "pairs left", f"{source} words", f"{target} words"]
+        units = self.lengths().units
+        headers = ["training text", "dropped", "pairs left", f"{source} {units[0]}", f"{target} {units[1]}"]
         parts.append(table(training_rows(cleaned, counts["merge"]), headers))
+        shards = [read_json(settings.dropped(shard)) for shard in range(1, settings.shards + 1)]
+        if examples := example_rows(shards):
+            parts.append(table(examples, ["dropped, such as", "corpus", "line", source, target], written=True))
         heads = [head for one in settings.languages for head in (f"{one} units", "unknown")]
         parts.append(table(rows, ["in units", "from", "pairs", *heads]))
         kind = f"{settings.bpe} {settings.model_type}" if settings.bpe == "sentencepiece" else settings.bpe
@@ -371,15 +393,33 @@ def training_rows(per_corpus: dict[str, Counts], merged: Counts) -> list[list]:
         per_corpus: Each corpus' counts.
         merged: The counts of the stage merge.
     """
-    total = sum_counts(per_corpus.values()) | {"duplicate": merged.get("duplicate")}
+    total = sum_counts(per_corpus.values()) | {DUPLICATE: merged.get(DUPLICATE)}
     left = total.get("read", [0, 0, 0])
     rows = [["read", "", *left]]
-    for reason in (*DROPPED, "duplicate"):
+    for reason in (*DROPPED, DUPLICATE):
         dropped = total.get(reason)
         if dropped and dropped[0]:
             left = [a - b for a, b in zip(left, dropped, strict=True)]
             rows.append([reason, -dropped[0], *left])
     return rows
+
+
+def example_rows(shards: list[dict[str, dict[str, list]]]) -> list[list]:
+    """Return rows of the first pairs that each reason drops: reason, corpus, line number, source, target.
+
+    Args:
+        shards: Every shard's examples, by corpus and reason.
+    """
+    corpora = dict.fromkeys(corpus for shard in shards for corpus in shard)
+    found = {
+        reason: [[corpus, *pair] for corpus in corpora for shard in shards for pair in shard[corpus].get(reason, [])]
+        for reason in DROPPED
+    }
+    return [
+        [reason, *(str(cell).replace("|", "\\|") for cell in row)]
+        for reason, rows in found.items()
+        for row in rows[:EXAMPLES]
+    ]
 
 
 def describe_sources(raw: RawText) -> tuple[str, int]:

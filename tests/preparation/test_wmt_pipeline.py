@@ -264,6 +264,9 @@ def test_czeng_by_a_folder(tmp_path, monkeypatch):
     (only,) = parallel_text.czeng(folder, "en", "cs")
     assert only.skipped == {2, 7} and only.count() == 3
     assert list(only.rows()) == [(b"good day to you", "dobrý den vám".encode()), None, (b"", b"")]
+    counts = Counter()
+    (chunk,) = parallel_text.read_chunks(only, iter([True] * 3), counts, "drop")
+    assert chunk.numbers == [1] and counts == {parallel_text.MALFORMED: 1, "empty": 1}
 
 
 # What stops it
@@ -343,7 +346,7 @@ def test_own_text_of_any_shape(text, undisturbed, tmp_path, capsys):
     assert manifest["sets"]["test"] == "test.b"
     assert "--from-dir DIR --out DIR" in manifest["command"]
     capsys.readouterr()
-    assert prepare(folder, out, "--max-words", "1") == 2
+    assert prepare(folder, out, "--max-words", "1", "--max-dropped", "1") == 2
     assert f"is left after filtering (read {wmt_text.TRAIN:,}, " in error(capsys)
     for language in ("en", "de"):
         (folder / f"train.{language}").write_text("")
@@ -369,6 +372,7 @@ def test_own_text_of_any_shape(text, undisturbed, tmp_path, capsys):
         ),
         (["en-de", "--model-type", "bpe"], "--model-type bpe goes with --bpe sentencepiece"),
         (["en-de", "--max-ratio", "nan"], "--max-ratio must be >= 1, got nan"),
+        (["en-de", "--max-dropped", "0"], "--max-dropped must be > 0 and <= 1, got 0"),
     ],
 )
 def test_bad_options(tmp_path, capsys, options, said):

@@ -282,7 +282,7 @@ def deduplicated(folder: Path, hashes: list[int], cuts: int) -> tuple[list[str],
         paths.append(folder / f"{number}.records")
         paths[-1].write_bytes(records[part].tobytes())
     outputs = folder / "out.a", folder / "out.b"
-    counts = cleaning.drop_duplicates(parts, paths, outputs)
+    counts = cleaning.drop_duplicates(parts, paths, outputs, Limits(max_dropped=1))
     return *(path.read_text().splitlines() for path in outputs), counts
 
 
