@@ -86,14 +86,8 @@ def error(capsys) -> str:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Small chunks, and no fairseq-preprocess, whose start takes seconds."""
-
-    def binarise(self, folder: Path) -> dict:
-        folder.mkdir(exist_ok=True)
-        return {"dictionary": 1}
-
+    """Small chunks."""
     monkeypatch.setattr(parallel_text, "LINES", 7)
-    monkeypatch.setattr(stages.WmtPreparation, "run_binarise", binarise)
 
 
 # Languages
