@@ -50,7 +50,7 @@ class Filter:
         languages = find_language(source), find_language(target)
         self.letters = tuple(language.letters() for language in languages)
         self.latin = tuple("Latn" in language.scripts for language in languages)
-        self.any_letter = regex.compile(r"\p{L}")
+        self.all_letters = tuple(language.all_letters() for language in languages)
         self.limits = limits
         self.held_out = frozenset(held_out)
         self.lengths = lengths or Lengths()
@@ -84,19 +84,19 @@ class Filter:
         return source.casefold() == target.casefold()
 
     def wrong_script(self, source: str, target: str) -> bool:
-        return not all(map(self.right_script, (source, target), self.letters, self.latin))
+        return not all(map(self.right_script, (source, target), self.letters, self.all_letters, self.latin))
 
     def in_a_test_set(self, source: str, target: str) -> bool:
         return source.casefold() in self.held_out or target.casefold() in self.held_out
 
-    def right_script(self, line: str, letters: regex.Pattern | None, latin: bool) -> bool:
-        """Return whether enough of a line's letters are such `letters`; a line without any is.
+    def right_script(self, line: str, letters: regex.Pattern | None, all_letters: regex.Pattern, latin: bool) -> bool:
+        """Return whether enough of all letters of a line are such `letters`; a line without any is.
 
         `latin` says that these are Latin ones among others, so that a line of ASCII need not be looked at.
         """
         if letters is None or (latin and line.isascii()):
             return True
-        return len(letters.findall(line)) >= self.limits.min_script * len(self.any_letter.findall(line))
+        return len(letters.findall(line)) >= self.limits.min_script * len(all_letters.findall(line))
 
 
 # Cleaning

@@ -22,7 +22,7 @@ FILTERS = {
     "too long": "a side has more words than `--max-words`, or more than 12 characters for each of these",
     "length ratio": "a side is more than `--max-ratio` times as long as the other, and by more than 3 words",
     "identical sides": "both sides are the same text, but for capitals",
-    "wrong script": "less than half of a side's letters are of a script of its language",
+    "wrong script": "less than half of a side's letters are of its language (beside Chinese a Latin word is one)",
     "in a test set": "a side is a sentence of the validation or test sets",
     DUPLICATE: "both sides are those of an earlier pair",
 }

@@ -52,6 +52,13 @@ class Language:
         """Return a pattern of a letter of one of the scripts, or None where they are not known."""
         return _letters(*self.scripts) if self.scripts else None
 
+    def all_letters(self) -> regex.Pattern:
+        """Return a pattern of any letter; beside letters without spaces a whole run of others is one, a word too."""
+        if self.has_spaces or not self.scripts:
+            return regex.compile(r"\p{L}")
+        own = "".join(rf"\p{{Script={script}}}" for script in self.scripts)
+        return regex.compile(rf"[[{own}]&&\p{{L}}]|[\p{{L}}--[{own}]]+", regex.VERSION1)
+
 
 @cache
 def find_language(code: str) -> Language:
