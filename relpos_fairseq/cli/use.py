@@ -24,6 +24,7 @@ class Translate:
     fairseq-generate's, and so are the translations. With --scores or --nbest a line is its number, the
     score (log-probability in nats, divided by length to the power of --lenpen) and the text, parted by
     tabs; with --jsonl it is {"line", "source", "hypotheses": [{"text", "score"}]}.
+    --source-lang and --target-lang choose a pair of a checkpoint that translates between several.
     """
 
     model: Path = argument("or the folder of an export", metavar="CHECKPOINT")
@@ -39,6 +40,8 @@ class Translate:
     no_repeat_ngram_size: int = option(0, "no N-gram twice", metavar="N")
     scores: bool = flag("print numbers and scores as well")
     jsonl: bool = flag("print a JSON object a line")
+    source_lang: str | None = option(None, "of a checkpoint of several languages", metavar="LANG")
+    target_lang: str | None = option(None, "of it", metavar="LANG")
     on_long_line: str = option("fail", "default: %(default)s", choices=("fail", "cut"))
     max_tokens: int = option(4096, "symbols of a batch (%(default)s)")
     buffer: int | None = option(None, "lines sorted together (8192; 1 on a terminal)", metavar="N")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
-from omegaconf import OmegaConf
 
 from relpos_fairseq.conversion import layouts
 from relpos_fairseq.conversion.huggingface_ledger import kept_places
@@ -20,6 +18,7 @@ from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, EncoderS
 from relpos_fairseq.io.errors import unreadable
 from relpos_fairseq.models.building import build_fairseq_roberta, build_roberta
 from relpos_fairseq.models.configs import RelPosRobertaConfig
+from relpos_fairseq.models.saved_options import saved_options
 from relpos_fairseq.patches.checkpoints import allow_checkpoint_types
 from relpos_fairseq.placement import decode_text
 from relpos_fairseq.schemes import named_elsewhere
@@ -112,7 +111,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
         state=state,
         values=values,
         files=asset_files_of(path.parent),
-        task=_task_options(checkpoint),
+        task=saved_options(checkpoint).task,
         library="relpos_roberta" if ours else "fairseq's RobertaModel",
         source_rows=told.get("rows"),
         problem=told.get("problem_type"),
@@ -161,32 +160,17 @@ def options_of(checkpoint: dict[str, Any], path: Path) -> dict[str, Any]:
     Raises:
         ConversionError: it has none.
     """
-    cfg, args = checkpoint.get("cfg"), checkpoint.get("args")
-    if cfg is None and args is None:
+    saved = saved_options(checkpoint)
+    if saved is None:
         raise ConversionError(f"{path} has neither cfg nor args: it is no fairseq checkpoint")
-    return _plain(args if cfg is None else cfg["model"])
-
-
-def _task_options(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return options of the task that a checkpoint was trained on; old releases keep one list of all options."""
-    cfg = checkpoint.get("cfg")
-    if cfg is not None:
-        return _plain(cfg.get("task") or {})
-    options = _plain(checkpoint["args"])
-    return options | {"_name": options.get("task")}
-
-
-def _plain(options: Any) -> dict[str, Any]:
-    if OmegaConf.is_config(options):
-        return OmegaConf.to_container(options, resolve=False, enum_to_str=True)
-    return dict(vars(options)) if isinstance(options, argparse.Namespace) else dict(options)
+    return saved.model
 
 
 def _length(options: dict[str, Any], checkpoint: dict[str, Any], path: Path) -> int:
     """Return the positions that a relpos_roberta was built for: its own option, else its task's sample length."""
     length = options.get("max_positions")
     if not isinstance(length, int):
-        task = _task_options(checkpoint)
+        task = saved_options(checkpoint).task
         length = task.get("tokens_per_sample") or task.get("max_positions")
     if not isinstance(length, int):
         raise ConversionError(f"{path} does not say how many positions it has (max_positions)")

@@ -77,28 +77,29 @@ class Classifier:
         from fairseq.dataclass.utils import overwrite_args_by_name
 
         from relpos_fairseq.inference.checkpoints.loading import read_trusted
+        from relpos_fairseq.models.saved_options import saved_options
         from relpos_fairseq.nn.packed import prepare
 
         if not checkpoint.is_file():
             raise UserError(f"there is no checkpoint {checkpoint}")
         state = read_trusted(checkpoint)
-        trained = state["cfg"]["task"]
-        name = getattr(trained, "classification_head_name", None)
+        saved = saved_options(state)
+        name = saved.task.get("classification_head_name")
         if name is None:  # before another task looks for files that are not there
             raise UserError(
                 f"{checkpoint} is no fine-tuned classifier: it was trained with task "
-                f"{trained._name}; fine-tune with relpos finetune glue --keep-models"
+                f"{saved.task_name}; fine-tune with relpos finetune glue --keep-models"
             )
-        self.folder = data or find_assets(checkpoint, None, trained.data, state)
+        self.folder = data or find_assets(checkpoint, None, saved.data, state)
         overwrite_args_by_name(state["cfg"], {"data": str(self.folder)})  # fairseq forgets it where it gets a state
         models, _, self.task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
         self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
         self.model, self.head = models[0].eval().to(self.device), str(name)
         prepare(self.model, quantization)
         known: list[str] = []
-        if not trained.regression_target:
+        if not saved.task.get("regression_target"):
             first = self.task.label_dictionary.nspecial
-            known = self.task.label_dictionary.symbols[first : first + trained.num_classes]
+            known = self.task.label_dictionary.symbols[first : first + saved.task["num_classes"]]
         told = state.get("conversion") or {}
         own = told.get("labels")
         self.names = in_order(own, known, checkpoint) if own and known else known

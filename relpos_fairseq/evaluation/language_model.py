@@ -93,12 +93,13 @@ def load_subject(checkpoint: Path, data: Path, split: str, overrides: Mapping[st
 
     from relpos_fairseq.data.streams.dataset import read_stream
     from relpos_fairseq.inference.checkpoints.loading import read_trusted
+    from relpos_fairseq.models.saved_options import saved_options
 
     for path in (checkpoint, data / "dict.txt"):
         if not path.is_file():
             raise ValueError(f"{path} does not exist")
     state = read_trusted(checkpoint, {"data": str(data)})
-    task_name = state["cfg"]["task"]._name if state.get("cfg") else None
+    task_name = saved_options(state).task_name
     if task_name not in ("language_modeling", "segment_language_modeling"):
         raise ValueError(f"{checkpoint} is no language model (its task is {task_name})")
     _override(state["cfg"], overrides or {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,6 +25,7 @@ from relpos_fairseq.inference.translator import Batching, Search, batches
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, sha256_of, write_json
 from relpos_fairseq.io.progress import progress
+from relpos_fairseq.models.saved_options import saved_options
 from relpos_fairseq.plots.stacks import load_checkpoint
 from relpos_fairseq.text.assets import copy_assets, find_assets
 
@@ -46,7 +48,7 @@ def load_translation(checkpoint: Path, data: Path | None) -> tuple[nn.Module, An
     """
     if data is None and checkpoint.is_file():
         state = read_trusted(checkpoint)
-        trained_on = str((state["cfg"] or {}).get("task", {}).get("data") or "").split(":")[0]
+        trained_on = saved_options(state).data
         data = Path(trained_on)
         if not trained_on or not any(data.glob("dict*.txt")):
             try:
@@ -62,22 +64,21 @@ def load_translation(checkpoint: Path, data: Path | None) -> tuple[nn.Module, An
 def validation_sentences(task: Any, count: int, limit: int | None, seed: int = 1) -> tuple[list[Tensor], str]:
     """Return at most `count` source sentences of at most `limit` symbols, each ending in eos, and a description.
 
-    Random ones serve where the data has no validation set.
+    Random ones serve where the data has no validation set, or none of its sentences is so short.
     """
     limit = limit or MAX_LENGTH
-    try:
+    with suppress(FileNotFoundError):
         task.load_dataset("valid")
         found = task.dataset("valid")
         every = (found[index]["source"] for index in range(len(found)))
-        chosen = list(islice((source for source in every if len(source) <= limit), count))
-        return chosen, f"{len(chosen)} sentences of the validation set"
-    except FileNotFoundError:
-        words = task.source_dictionary
-        generator = torch.Generator().manual_seed(seed)
-        lengths = torch.randint(min(2, limit - 1), min(40, limit), (min(count, 32),), generator=generator).tolist()
-        drawn = [torch.randint(4, len(words), (n,), generator=generator) for n in lengths]
-        end = torch.tensor([words.eos()])
-        return [torch.cat([part, end]) for part in drawn], f"{len(drawn)} random sentences"
+        if chosen := list(islice((source for source in every if len(source) <= limit), count)):
+            return chosen, f"{len(chosen)} sentences of the validation set"
+    words = task.source_dictionary
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(min(2, limit - 1), min(40, limit), (min(count, 32),), generator=generator).tolist()
+    drawn = [torch.randint(4, len(words), (n,), generator=generator) for n in lengths]
+    end = torch.tensor([words.eos()])
+    return [torch.cat([part, end]) for part in drawn], f"{len(drawn)} random sentences"
 
 
 def padded(rows: Sequence[Tensor], pad: int, left: bool) -> Tensor:
@@ -215,7 +216,8 @@ def write(model: nn.Module, source: Any, target: Any, folder: Path, quantization
     """Write a model in CTranslate2's format, and return what its tables of positions allow."""
     spec = transformer_spec(model, source, target)
     tables = (getattr(side, "position_encodings", None) for side in (spec.encoder, spec.decoder))
-    limits = Limits(*(None if table is None else len(table.encodings) for table in tables))
+    encodings = (getattr(table, "encodings", None) for table in tables)  # a word in place of a table that is not there
+    limits = Limits(*(None if one is None or isinstance(one, str) else len(one) for one in encodings))
     spec.validate()
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
@@ -233,7 +235,8 @@ def compare(folder: Path, model: nn.Module, task: Any, count: int, limits: Limit
     theirs = in_batches(symbols, lambda part: best_of(translator, part, limits.target), "CTranslate2")
     same = sum(a == b for a, b in zip(ours, theirs, strict=True))
     joined = [[" ".join(line) or "-" for line in system] for system in (theirs, ours)]
-    bleu = BLEU(tokenize="none", force=True).corpus_score(joined[0], [joined[1]]).score
+    # With effective order, since translations may be shorter than BLEU's n-grams.
+    bleu = BLEU(tokenize="none", force=True, effective_order=True).corpus_score(joined[0], [joined[1]]).score
     return Comparison(text, difference, steps, same, len(rows), bleu)
 
 

@@ -57,6 +57,7 @@ from relpos_fairseq.models.building import shared_names
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
+from relpos_fairseq.models.saved_options import saved_options
 from relpos_fairseq.plots.stacks import load_checkpoint
 from relpos_fairseq.text.assets import (
     TEXT_FOLDER,
@@ -300,7 +301,7 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
     if out.exists():
         raise ExportError(f"{out} exists: remove it, or name another folder")
     state = read_trusted(checkpoint)
-    options = state["cfg"]
+    options, saved = state["cfg"], saved_options(state)
     model, _ = load_checkpoint(checkpoint, None)
     kind = next((kind for own, kind in CLASSES.items() if isinstance(model, own)), None)
     if kind is None:
@@ -310,13 +311,12 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
             f"{checkpoint}: its encoder skips </s>, and transformers' decoder would not: use "
             f"relpos translate, relpos export ct2 or relpos export onnx"
         )
-    languages = [options.task.get(f"{side}_lang") for side in ("source", "target")]
     parts = [getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)]
     rows = [len(part.dictionary) for part in parts]
-    sides = list(zip(languages if len(rows) > 1 else [None], rows, strict=True))
+    sides = list(zip(saved.languages if len(rows) > 1 else [None], rows, strict=True))
     text, said = None, ""
     try:
-        text = find_assets(checkpoint, data, str(options.task.get("data") or ""), state)
+        text = find_assets(checkpoint, data, saved.data, state)
     except UserError as error:
         if data is not None:
             raise

@@ -90,7 +90,11 @@ def decode(engine: Any, batch: Sequence[list[str]], search: Search, limit: int |
 
 
 def open_translator(
-    path: Path, data: Path | None = None, cpu: bool = False, quantization: str | None = None
+    path: Path,
+    data: Path | None = None,
+    cpu: bool = False,
+    quantization: str | None = None,
+    languages: tuple[str | None, str | None] = (None, None),
 ) -> Translator:
     """Return the translator of a checkpoint or of an exported folder.
 
@@ -99,6 +103,7 @@ def open_translator(
         data: data folder of a checkpoint that has no text/ beside it.
         cpu: use no GPU.
         quantization: `int8` or `bf16` of a checkpoint, or None.
+        languages: the source's and the target's, of a checkpoint that translates between several.
 
     Raises:
         UserError: it is neither, or no translation model.
@@ -106,9 +111,11 @@ def open_translator(
     if (path / "model.bin").is_file():  # CTranslate2's
         if quantization is not None:
             raise UserError(f"--quantization {quantization}: {path} has the weights that it was exported with")
+        if languages != (None, None):
+            raise UserError(f"--source-lang, --target-lang: {path} translates between the languages of its export")
         return open_ct2_folder(path, cpu)
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the checkpoint in it")
     from relpos_fairseq.inference.checkpoints import loading  # with fairseq, which exports do without
 
-    return loading.load_translator(path, data, cpu, quantization)
+    return loading.load_translator(path, data, cpu, quantization, languages)

@@ -48,7 +48,7 @@ def quietly() -> None:
 
 
 def translate_file(args: Any, open_translator: Callable[..., Translator]) -> None:
-    """Run `relpos translate` with `open_translator(args.model, args.data, args.cpu, args.quantization)`."""
+    """Run `relpos translate` with what `open_translator` makes of its options."""
     quietly()
     names = ("beam", "nbest", "lenpen", "unkpen", "max_len_a", "max_len_b", "no_repeat_ngram_size")
     search = Search(**{name: getattr(args, name) for name in names})
@@ -59,7 +59,8 @@ def translate_file(args: Any, open_translator: Callable[..., Translator]) -> Non
         cut=args.on_long_line == "cut",
     )
     show = _show_json if args.jsonl else _show_scores if args.scores or args.nbest > 1 else _show
-    translator = open_translator(args.model, args.data, args.cpu, args.quantization)
+    languages = args.source_lang, args.target_lang
+    translator = open_translator(args.model, args.data, args.cpu, args.quantization, languages)
     with writer(args.out) as write:
         for one in translate(translator, lines_of(args.file), search, batching):
             for line in show(one):

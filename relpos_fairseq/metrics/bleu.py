@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from sacrebleu.metrics import BLEU
@@ -9,6 +10,7 @@ from sacrebleu.metrics import BLEU
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.text.languages import find_language
 
+logger = logging.getLogger(__name__)
 USUAL = BLEU.TOKENIZER_DEFAULT  # 13a: of all languages that are cut by spaces and punctuation
 EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}  # of sacrebleu, by the tokenizers that need them
 
@@ -31,6 +33,10 @@ def bleu_of(language: str, tokenize: str | None, otherwise: str, **more: Any) ->
         UserError: the tokenizer's package, or a model that it downloads, is not here.
     """
     name = tokenize or tokenizer_of(language)
+    if name == USUAL and not find_language(language).has_spaces:
+        logger.warning(
+            "BLEU cuts %s by %s, at spaces, which it has not between words: give %s", language, USUAL, otherwise
+        )
     try:
         return BLEU(tokenize=tokenize, trg_lang=find_language(language).scored_as, **more)
     except (ImportError, RuntimeError, OSError) as error:

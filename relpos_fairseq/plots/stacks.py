@@ -14,18 +14,20 @@ from unittest import mock
 
 import torch
 from fairseq import checkpoint_utils
+from fairseq.dataclass.utils import overwrite_args_by_name
 from torch import Tensor, nn
 
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.models.saved_options import saved_options
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.nn import self_attention
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.terms import PositionTerms
 from relpos_fairseq.text import load_tokenizer, provenance
-from relpos_fairseq.text.assets import tokenizer_folder
+from relpos_fairseq.text.assets import find_assets, tokenizer_folder
 
 _EMBEDDING = re.compile(r"embed_tokens\.(embeddings\.\d+\.0\.)?weight$")  # whole, or a part of an adaptive one
 SPECIALS = 4  # fairseq's own symbols: <s>, <pad>, </s>, <unk>
@@ -68,7 +70,7 @@ class Stack:
 
 
 def load_checkpoint(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
-    """Load a checkpoint's model and task; without `data` they get dictionaries of the right size.
+    """Load a checkpoint's model and task; without `data` or a text/ beside it they get dictionaries of the right size.
 
     Raises:
         UserError: the checkpoint or the data cannot be used.
@@ -79,12 +81,18 @@ def load_checkpoint(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any
         raise UserError(f"--data {data} has no dict*.txt: give a folder of fairseq-preprocess")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            state = read_trusted(checkpoint, {"data": folder if data is None else str(data)})
+            state = read_trusted(checkpoint)
         except ValueError as error:
             raise UserError(one_line(error)) from error
-        if data is None:
-            stand_in(Path(folder), state)
-            state.pop(provenance.KEY, None)  # the dictionaries that stand in are no training's
+        place = data
+        if place is None:
+            try:
+                place = find_assets(checkpoint, None, state=state)
+            except UserError:
+                place = Path(folder)
+                stand_in(place, state)
+                state.pop(provenance.KEY, None)  # the dictionaries that stand in are no training's
+        overwrite_args_by_name(state["cfg"], {"data": str(place)})
         try:
             models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
         except Exception as error:  # whatever fairseq finds wrong, of many types
@@ -105,8 +113,8 @@ def stand_in(folder: Path, state: dict) -> None:
     for key, value in state["model"].items():
         if _EMBEDDING.search(key):
             rows[key.partition(".")[0]] += len(value)
-    task = state["cfg"]["task"] if state.get("cfg") is not None else vars(state["args"])
-    source, target = task.get("source_lang") or "source", task.get("target_lang") or "target"
+    languages = saved_options(state).languages
+    source, target = languages[0] or "source", languages[1] or "target"
     # fairseq infers languages that it was not told from the name of any such file.
     (folder / f"languages.{source}-{target}.txt").touch()
     names = {"encoder": source, "decoder": target}

@@ -153,7 +153,7 @@ class WmtSettings:
             "tokenizer": self.tokenizer,
             "limits": {name: value for name, value in limits.items() if name != "max_dropped"},
             "on_bad_line": self.on_bad_line,
-            **({"normalization": self.normalization} if self.normalization else {}),
+            "normalization": self.normalization,
         }
 
     def merging(self) -> dict:
@@ -164,7 +164,7 @@ class WmtSettings:
     def learning(self) -> dict:
         """Return the options on which the subwords depend."""
         model = {"model_type": self.model_type} if self.bpe == SENTENCEPIECE else {}
-        model |= {"normalization": self.normalization} if self.normalization else {}
+        model["normalization"] = self.normalization
         chosen = {"vocab_size": self.vocab_size, "learn_lines": self.learn_lines}
         return {"bpe": self.bpe, "seed": self.seed, **chosen, **model}
 

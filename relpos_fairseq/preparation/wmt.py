@@ -98,10 +98,9 @@ class WmtPreparation(Preparation):
         made = [path for split in held_out for path in (*self.settings.text(split), *self.settings.references(split))]
         named = {text.name: [path.name for path in text.paths] for text in self.texts.training}
         chosen = {"languages": settings.languages, "tokenizer": settings.tokenizer, "splits": self.texts.names}
-        normalized = {"normalization": settings.normalization} if settings.normalization else {}
-        chosen |= normalized
+        chosen["normalization"] = settings.normalization
         read = [settings.pairs, *self.texts.paths(list(held_out.values()))]
-        counted = {"texts": named, "languages": settings.languages} | normalized
+        counted = {"texts": named, "languages": settings.languages, "normalization": settings.normalization}
         return [
             Stage("count", self.run_count, self.texts.paths(), [settings.pairs, settings.lengths], counted),
             Stage("held-out", self.run_held_out, read, [*made, self.settings.folded], chosen),

@@ -147,7 +147,7 @@ class SymbolText:
 def read_text(folder: Path, language: str | None = None) -> Text:
     """Return how text becomes symbols, from a data folder or the `text/` beside checkpoints.
 
-    Of parallel text `language` chooses the side.
+    Of parallel text `language` chooses the side; both are in the same units, and without it the target's rules hold.
 
     Raises:
         UserError: a file that the manifest names, or a dictionary, is missing, or was changed since.
@@ -160,7 +160,8 @@ def read_text(folder: Path, language: str | None = None) -> Text:
     facts = (manifest and read_json(manifest)) or {}
     _check_facts(facts, manifest)
     settings = facts.get("settings", {})
-    if language and {"languages", "tokenizer", "bpe"} <= settings.keys():
+    if {"languages", "tokenizer", "bpe"} <= settings.keys():
+        language = language or settings["languages"][-1]
         if language not in settings["languages"]:
             known = " and ".join(settings["languages"])
             raise UserError(f"{manifest} is of {known}, and the model asks for {language}")
@@ -175,7 +176,7 @@ def read_text(folder: Path, language: str | None = None) -> Text:
 _FACTS = {  # of a manifest's settings
     "tokenizer": ("moses", "none"),
     "bpe": (SUBWORD_NMT, SENTENCEPIECE, "none"),
-    "normalization": NORMALIZATIONS,
+    "normalization": ("", *NORMALIZATIONS),
 }
 
 

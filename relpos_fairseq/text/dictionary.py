@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import count, islice
 from pathlib import Path
 
 from relpos_fairseq.io.errors import UserError
@@ -53,7 +54,9 @@ def choose_symbols(counts: Mapping[str, int], threshold: int, words: int | None,
     kept = [(symbol, n) for symbol, n in ordered if n >= threshold and symbol not in SPECIAL][:words]
     if not kept:
         raise UserError(f"no unit occurs {threshold} times: lower --threshold")
-    return kept + [(f"madeupword{i:04d}", 0) for i in range(-(len(kept) + NSPECIAL) % factor)]
+    names = {symbol for symbol, _ in kept}
+    fillers = (name for name in map("madeupword{:04d}".format, count()) if name not in names)
+    return kept + [(name, 0) for name in islice(fillers, -(len(kept) + NSPECIAL) % factor)]
 
 
 def write_dictionary(path: Path, counts: Iterable[tuple[str, int]]) -> None:

@@ -23,6 +23,7 @@ COMPOSED = {
     **{"Syre": ("Syrc",), "Syrj": ("Syrc",), "Syrn": ("Syrc",)},
 }
 BREAKABLE = regex.compile(r"[\p{Line_Break=SA}\p{Line_Break=ID}\p{Line_Break=CJ}\p{Line_Break=AK}\p{Line_Break=AS}]")
+SIDES = ("src", "tgt")  # what fairseq's examples call the sides of a pair, whatever their languages
 SYLLABIC = "Tibt"  # a mark ends each syllable, and a space a phrase
 # Scripts whose text sacrebleu does not cut by spaces, the more telling first: Japanese and Korean have Han letters too.
 SCORED_AS = {"Hang": "ko", "Hira": "ja", "Kana": "ja", "Hani": "zh"}
@@ -45,7 +46,7 @@ class Language:
 
     @property
     def scored_as(self) -> str:
-        """The language by whose name sacrebleu chooses BLEU's tokenizer: `zh` of yue and cmn_Hant too."""
+        """The language by whose name sacrebleu and Moses choose their rules: `zh` of yue and cmn_Hant too."""
         return next((name for script, name in SCORED_AS.items() if script in self.scripts), self.code)
 
     def letters(self) -> regex.Pattern | None:
@@ -63,6 +64,8 @@ class Language:
 @cache
 def find_language(code: str) -> Language:
     """Return what is known of the language of a code, which may be a locale's (`de_DE.UTF-8`) or none at all."""
+    if code in SIDES:
+        return Language(code)
     try:
         tag = langcodes.Language.get(code.partition(".")[0].partition("@")[0])
         whole = langcodes.Language.get(langcodes.standardize_tag(tag, macro=True))

@@ -38,7 +38,7 @@ class Normaliser:
 
     def __init__(self, language: str):
         self.rules = []
-        for pattern, replacement in MosesPunctNormalizer(lang=find_language(language).code).substitutions:
+        for pattern, replacement in MosesPunctNormalizer(lang=find_language(language).scored_as).substitutions:
             needed = next((mark[-1] for mark in LITERALS if mark in pattern), None)
             if needed == "r":
                 needed = "\r"
@@ -71,7 +71,7 @@ class FastMoses:
     """The Moses tokenizer of one language, with aggressive hyphen splitting and XML escapes."""
 
     def __init__(self, language: str):
-        self.library = MosesTokenizer(find_language(language).code)
+        self.library = MosesTokenizer(find_language(language).scored_as)
         alnum = re.escape(self.library.IsAlnum)
         # Runs of words that hold something besides letters and digits.
         word = f"[{alnum}]*[^{alnum} ][^ ]*"
@@ -123,7 +123,7 @@ class Detokeniser:
     """
 
     def __init__(self, language: str, tokenizer: str, units: str = "auto"):
-        self.moses = MosesDetokenizer(lang=find_language(language).code) if tokenizer == "moses" else None
+        self.moses = MosesDetokenizer(lang=find_language(language).scored_as) if tokenizer == "moses" else None
         self.units = units
 
     def __call__(self, line: str) -> str:

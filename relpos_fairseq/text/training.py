@@ -39,6 +39,7 @@ from relpos_fairseq.text.tokenizer import (
 logger = logging.getLogger(__name__)
 KINDS = ("bpe", "wordpiece", "sentencepiece")
 LONGEST_SENTENCE = 1 << 16  # bytes; sentencepiece leaves longer lines out of its training
+RESERVED = "\u2585"  # sentencepiece's own mark in training
 TOO_SMALL = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\)\. .*<= (\d+)")
 
@@ -243,7 +244,10 @@ def sentencepiece_remedy(reason: str, option: str) -> str:
     if found := TOO_LARGE.search(reason):
         return f"it has not so many, so {option} must be smaller: at most {found[1]}"
     if "sentences_.empty()" in reason or "all_chars_count" in reason:
-        return "it is empty"
+        return (
+            f"it is empty, or all its lines are left out: sentencepiece reads none of more than {LONGEST_SENTENCE:,} "
+            f"bytes, nor with {RESERVED} (U+2585), which it keeps for itself"
+        )
     return reason.split("] ", 1)[-1]
 
 

@@ -87,6 +87,22 @@ def test_logits_are_the_models(values, tmp_path):
     assert difference(trained(**values), tmp_path) < 2e-5
 
 
+@pytest.mark.parametrize("name", ["rope", "shaw", "t5", "learned"])
+def test_a_scheme_without_a_table_takes_sources_of_any_length(name, tmp_path):
+    """Only a table of positions limits what the folder says that it takes."""
+    words = small_task().source_dictionary
+    limits = ct2.write(trained(position_scheme=name), words, words, tmp_path, None)
+    assert limits == (ct2.Limits(1024, 1024) if name == "learned" else ct2.Limits(None, None))
+
+
+def test_a_validation_set_of_longer_sentences_gives_random_ones():
+    task = small_task()
+    task.load_dataset, task.dataset = (lambda split: None), (lambda split: [{"source": torch.arange(30)}])
+    assert ct2.validation_sentences(task, 5, None)[1] == "1 sentences of the validation set"
+    rows, said = ct2.validation_sentences(task, 5, 12)
+    assert said == "5 random sentences" and max(map(len, rows)) <= 12
+
+
 @pytest.mark.parametrize("name", ["learned", "sentence", "none"])
 def test_a_search_ends_where_the_decoders_table_ends(name, tmp_path):
     """A model that hardly says </s>, with 16 positions; those without a table of their own go on, as fairseq's does."""
@@ -196,10 +212,10 @@ def test_the_command_compares_what_it_wrote(checkpoint, tmp_path, capsys):
     assert relpos("export", "ct2", checkpoint, out) == 0
     printed = capsys.readouterr().out
     assert "29 sentences of the validation set" in printed
-    assert "29 of 29 translations (beam 4) are equal" in printed
+    assert "29 of 29 translations (beam 4) are equal, BLEU of one against the other 100.00" in printed
     facts = read_json(out / ct2.REPORT)
     assert facts["comparison"]["logits"] < 1e-5
-    assert facts["positions"]["decoder"].startswith("shaw ")
+    assert facts["positions"]["decoder"].startswith("shaw ") and facts["longest"] is None
     translator = ctranslate2.Translator(str(out), intra_threads=1)
     assert translator.translate_batch([["w1", "w2"]])[0].hypotheses[0]
     assert relpos("export", "ct2", checkpoint, out) == 2

@@ -6,16 +6,21 @@ import io
 import json
 import re
 import sys
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 from helpers.commands import QUIET, call, relpos
 from helpers.commands import train as train_translation
 from helpers.lm_models import randomized, small_lm, small_xl
 from helpers.segment_corpus import character_model
 from helpers.wmt_text import write_texts
+from relpos_fairseq import placement
 from relpos_fairseq.export.translators import open_translator
 from relpos_fairseq.inference.checkpoints import causal_lm
 from relpos_fairseq.inference.translator import Batching, Search, batches
@@ -59,6 +64,28 @@ def test_translations_are_fairseqs(translation) -> None:
         assert [text for _, _, text in row] == [" ".join(one.symbols) for one in hypotheses]
         for (_, score, _), one in zip(row, hypotheses, strict=True):
             assert one.score == pytest.approx(float(score) * 0.6931472, abs=2e-4)
+
+
+def test_interactive_takes_raw_text(translation, tmp_path, capsys) -> None:
+    """fairseq-interactive with `--bpe relpos` gives the texts of `relpos translate`, also of text like its symbols."""
+    checkpoint, raw, _ = translation
+    text = tmp_path / "in.txt"
+    text.write_text("".join((raw / "test.en").read_text().splitlines(True)[:4]) + "a </s> b@@ c\n")
+    where = [checkpoint.parent / "text", "--path", checkpoint, "--bpe", "relpos", "--input", text]
+    where += ["--tokenizer-folder", checkpoint.parent / "text", "--source-lang", "en", "--target-lang", "de"]
+    said = call("interactive", *where, "--beam", "3", "--max-len-b", "20", *QUIET)
+    found = [line.split("\t")[2] for line in said.splitlines() if line.startswith("D-")]
+    assert found == lines_of(capsys, "translate", checkpoint, text, "--beam", "3", "--max-len-b", "20")
+
+
+def test_options_have_types_of_which_fairseq_makes_flags() -> None:
+    """A field's type is no text, as `from __future__ import annotations` makes it of a registered dataclass."""
+    registered = [one for registry in REGISTRIES.values() for one in registry["dataclass_registry"].values()]
+    registered += [*TASK_DATACLASS_REGISTRY.values(), *MODEL_DATACLASS_REGISTRY.values()]
+    ours = [one for one in registered if one is not None and "relpos" in repr(one).lower()]
+    assert len(ours) > 5
+    texts = [(one.__name__, field.name) for one in ours for field in fields(one) if isinstance(field.type, str)]
+    assert texts == []
 
 
 def test_integers_translate_nearly_the_same(translation, capsys, tmp_path) -> None:
@@ -349,3 +376,25 @@ def test_an_exports_card_holds_the_checkpoints(translation, tmp_path) -> None:
     assert card.startswith("# Model card: CTranslate2 of checkpoint_last.pt\n")
     assert "a\\|b" in card and "| relpos_transformer_tiny" in card
     assert card.count("# Model card") == 1
+
+
+def test_every_search_knows_how_long_it_may_get(translation) -> None:
+    """Rotations that are scaled by length are so with `--print-alignment` too, another way into the search."""
+    checkpoint, raw, _ = translation
+    told: list[int | None] = []
+    trained = open_translator(checkpoint, None, True).trained
+    words = trained.task.source_dictionary
+    rows = torch.tensor([[5, 6, words.eos()]])
+    sample = {"net_input": {"src_tokens": rows, "src_lengths": torch.tensor([3])}}
+    extract = trained.model.decoder.forward
+
+    def forward(*args, **kwargs):
+        told.append(placement._longest.get())
+        return extract(*args, **kwargs)
+
+    trained.model.decoder.forward = forward
+    for more in ({}, {"print_alignment": "hard"}, {"sampling": True}):
+        given = SimpleNamespace(beam=2, max_len_b=7, **more)
+        trained.task.inference_step(trained.task.build_generator([trained.model], given), [trained.model], sample)
+        assert told and {*told} == {8}, more
+        told.clear()

@@ -119,6 +119,12 @@ def test_shards_change_nothing(text, undisturbed, tmp_path, capsys):
     capsys.readouterr()
     assert prepare(text, out, "--merge", "3", "--max-words", "9") == 2
     assert "was made with limits" in capsys.readouterr().err
+    kept = tmp_path / "kept"
+    for shard in (1, 2):
+        chosen = "--tokenizer", "none", "--normalization", "identity"
+        assert prepare(text, kept, "--shard", f"{shard}/2", *chosen) == 0
+    assert prepare(text, kept, "--merge", "2", "--tokenizer", "none") == 2
+    assert "was made with normalization identity" in capsys.readouterr().err
 
 
 def test_shards_of_other_versions_are_not_joined(text, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from helpers import ROOT, roberta
 from helpers import commands as cli
+from relpos_fairseq.inference.checkpoints.loading import JOBS, MULTILINGUAL
 
 TINY = {
     "relpos_transformer": cli.SMALL[2:],
@@ -85,6 +87,56 @@ def test_a_task_trains_saves_and_resumes(name, data, tmp_path):
         assert len(cli.hypotheses(cli.call("generate", *where, *sides))) == cli.VALID_SENTENCES
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_relpos_commands_run_the_checkpoint(name, data, tmp_path, capsys):
+    """The command of its task, and plot; another command names the right one, in one line."""
+    arch, kind, more = TASKS[name]
+    task, checkpoint, text = name.partition(" ")[0], tmp_path / "saved" / "checkpoint_last.pt", tmp_path / "text"
+    side = "encoder" if "roberta" in arch else "decoder"
+    heads = [] if arch == "relpos_transformer" else [f"--{side}-attention-heads", "2"]
+    given = [data[kind], "--user-dir", cli.USER_DIR, "--save-dir", checkpoint.parent, "--arch", arch, *heads]
+    given += [*TINY[arch], *TRAIN, "--task", task, *more, *([] if "--criterion" in more else SMOOTHED)]
+    cli.call("train", *map(str, given), "--max-update", "1")
+    text.write_text("w1 <mask>\nw4 <mask>\n" if "masked" in task else "w1 w2 w3\nw4\n")
+    languages = ["--source-lang", "src", "--target-lang", "tgt"] if task == MULTILINGUAL else []
+    arguments = {
+        "translate": [text, "--max-len-b", "5", *languages],
+        "sample": ["--prompt", "w1 w2", "--tokens", "3"],
+        "fill": [text, "--top-k", "1"],
+    }
+    for command, values in arguments.items():
+        capsys.readouterr()
+        status, right = cli.relpos(command, checkpoint, *values, "--cpu"), JOBS.get(task)
+        said = capsys.readouterr()
+        if right == f"relpos {command}":
+            assert status == 0 and len(said.out.splitlines()) in (1, 2, 3), said.err
+            continue
+        assert status == 2 and said.err.count("\n") == 1 and f"is of task {task}" in said.err
+        assert (f"use {right}" in said.err) == (right is not None)
+    assert cli.relpos("plot", checkpoint, "--out", tmp_path / "plot") == 0, capsys.readouterr().err
+
+
+def test_a_checkpoint_of_several_languages_asks_for_two(data, tmp_path, capsys):
+    """Translations are fairseq-generate's, and languages that it has not are named."""
+    name, text = "translation_multi_simple_epoch", tmp_path / "in.txt"
+    given = [str(data["pair"]), "--user-dir", str(cli.USER_DIR), "--save-dir", str(tmp_path), *cli.SMALL, *TRAIN]
+    cli.call("train", *given, "--task", name, *TASKS[name][2], *SMOOTHED, "--max-update", "30")
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    sides = ["--source-lang", "src", "--target-lang", "tgt"]
+    where = [*given[:3], "--path", str(checkpoint), "--task", name, *cli.QUIET, *TASKS[name][2], *sides]
+    said = cli.call("generate", *where, "--gen-subset", "valid", "--max-len-b", "8", "--beam", "3")
+    lines = {kind: re.findall(rf"^{kind}-(\d+)\t(?:\S+\t)?(.*)$", said, re.MULTILINE) for kind in "SH"}
+    assert all(line.startswith("__src__ ") or "__" not in line for _, line in lines["S"])
+    text.write_text("".join(f"{line.removeprefix('__src__ ')}\n" for _, line in lines["S"]))
+    capsys.readouterr()
+    assert cli.relpos("translate", checkpoint, text, "--max-len-b", "8", "--beam", "3", "--cpu", *sides) == 0
+    assert capsys.readouterr().out.splitlines() == [line for _, line in lines["H"]]
+    for asked, why in (([], "give --source-lang and --target-lang"), ([*sides[:3], "xx"], "has no language xx")):
+        assert cli.relpos("translate", checkpoint, text, "--cpu", *asked) == 2
+        said = capsys.readouterr().err
+        assert why in said and "its languages are src, tgt" in said and said.count("\n") == 1
+
+
 @pytest.mark.parametrize("task", ["multilingual_translation", "translation_lev"])
 def test_a_task_of_another_model_is_refused(task, data, tmp_path):
     given = [str(data["pair"]), "--user-dir", str(cli.USER_DIR), "--save-dir", str(tmp_path), *cli.SMALL, *TRAIN]
@@ -97,3 +149,5 @@ def test_the_page_names_each_task():
     """The table of models/README has a row for each task that is run here."""
     page = (ROOT / "relpos_fairseq" / "models" / "README.md").read_text()
     assert [name for name in TASKS if f"`{name.partition(' ')[0]}`" not in page] == []
+    rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `")}
+    assert {task: command for task, command in JOBS.items() if task in rows and f"`{command}" not in rows[task]} == {}

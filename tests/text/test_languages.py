@@ -9,7 +9,9 @@ from langcodes.data_dicts import LIKELY_SUBTAGS
 from sacrebleu.metrics import BLEU
 
 from relpos_fairseq.metrics.answer_scores import normalise_mlqa
+from relpos_fairseq.metrics.bleu import bleu_of
 from relpos_fairseq.text.languages import find_language
+from relpos_fairseq.text.moses import FastMoses
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,7 @@ from relpos_fairseq.text.languages import find_language
         ("sr-Latn srp_Latn sr-ME", "sr", "Latn", True, "sr"),
         ("sr-Cyrl srp_Cyrl", "sr", "Cyrl", True, "sr"),
         ("fr fr_FR@euro fr-Latf", "fr", "Latn", True, "fr"),
-        ("xx klingon und zxx x a-b-c simple", None, "", True, None),
+        ("xx klingon und zxx x a-b-c simple src tgt", None, "", True, None),
     ],
 )
 def test_a_language_by_its_codes(codes, code, scripts, has_spaces, scored_as) -> None:
@@ -84,6 +86,22 @@ def test_every_code_is_known_or_has_no_scripts(code: str) -> None:
 def test_sacrebleu_knows_the_names_that_it_is_given() -> None:
     """Languages that sacrebleu cuts otherwise are scored under the names of its own table."""
     assert {find_language(code).scored_as for code in ("yue", "jpn_Jpan", "kor")} == set(BLEU._TOKENIZER_MAP)
+
+
+@pytest.mark.parametrize("language", ["th", "km_KH", "lo", "mya_Mymr", "bo"])
+def test_a_language_that_is_cut_at_spaces_it_has_not(language: str, caplog) -> None:
+    """Sacrebleu has no tokenizer of these: the score is its default's, and said to mean little."""
+    assert bleu_of(language, None, "--tokenize char").tokenizer_signature == "13a"
+    assert f"BLEU cuts {language} by 13a, at spaces" in caplog.text and "--tokenize char" in caplog.text
+    caplog.clear()
+    bleu_of(language, "char", "")
+    bleu_of("de", None, "")
+    assert not caplog.text
+
+
+def test_moses_rules_are_those_of_the_written_language() -> None:
+    """Cantonese is cut as Chinese is, not into characters."""
+    assert FastMoses("yue")("\u4f60\u597d") == FastMoses("zho_Hans")("\u4f60\u597d")
 
 
 def test_answers_in_a_language_by_any_code() -> None:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.text import train_tokenizer
 from relpos_fairseq.text.assets import read_text
-from relpos_fairseq.text.dictionary import SPECIAL, write_dictionary
+from relpos_fairseq.text.dictionary import SPECIAL, choose_symbols, write_dictionary
 from relpos_fairseq.text.round_trip import LINES as LOOKED_AT
 from relpos_fairseq.text.round_trip import round_trip
 from relpos_fairseq.text.training import learn_sentencepiece, learn_subword_nmt, train_sentencepiece_model
@@ -149,7 +150,8 @@ class Replaced:
         ("a\u2581 b", "a b", "\u2581 is sentencepiece's own space"),
         ("\ufb01sh", "fish", "Unicode's other forms of characters"),
         ("a\u200db", "ab", "characters that are not seen"),
-        ("l ' eau", "l'eau", "spaces beside punctuation"),
+        ("l ' eau", "l'eau", "spaces that came or went"),
+        ("\u2581x", "\u2581 x", "spaces that came or went"),
         ("Ab", "ab", "upper and lower case"),
         ("caf\u00e9", "cafe", "accents"),
         ("\u201ea\u201c", '"a"', "punctuation"),
@@ -171,3 +173,24 @@ def test_a_text_is_looked_at_from_its_beginning() -> None:
     found = round_trip(Replaced("a" * 500), lines)
     assert found.lines == found.changed == LOOKED_AT and next(lines)
     assert found.examples[0][:2] == (f"{'a' * 12}b\\n", "a" * 12)
+
+
+def test_a_model_of_one_side_of_parallel_text_reads_text_as_its_data_were_made(texts, tmp_path) -> None:
+    """Without a language, as a language model has none, the units are those of the folder."""
+    texts("subword-nmt"), texts("unigram")
+    for name in ("subword-nmt", "unigram"):
+        folder = tmp_path / name
+        parallel(folder, name)
+        assert read_text(folder).encode("a </s> two@@ b") == read_text(folder, "de").encode("a </s> two@@ b")
+        assert not {*read_text(folder).encode("</s> <s>")} & {*SPECIAL}
+
+
+def test_fillers_of_a_dictionary_are_none_of_its_words() -> None:
+    kept = choose_symbols({"a": 3, "madeupword0000": 2, "madeupword0002": 1}, 0, None, 8)
+    names = [name for name, _ in kept]
+    assert names == ["a", "madeupword0000", "madeupword0002", "madeupword0001"]
+
+
+def test_sentencepiece_says_which_lines_it_leaves_out() -> None:
+    with pytest.raises(UserError, match=r"U\+2585"):
+        train_sentencepiece_model(["a \u2585 b"] * 9, 20, "--vocab-size")

@@ -63,6 +63,7 @@ def read_pretrained(name: str, path: Path) -> Pretrained:
 
     import relpos_fairseq  # noqa: F401  (lets torch load fairseq's checkpoints safely)
     from relpos_fairseq.models.configs import RelPosRobertaConfig
+    from relpos_fairseq.models.saved_options import saved_options
 
     if not path.is_file():
         raise UserError(f"{name}: there is no checkpoint {path}")
@@ -70,9 +71,10 @@ def read_pretrained(name: str, path: Path) -> Pretrained:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises many kinds
         raise UserError(f"{name}: {unreadable(path, error)}") from None
-    if not isinstance(state, Mapping) or not (state.get("cfg") or state.get("args")):
+    saved = saved_options(state) if isinstance(state, Mapping) else None
+    if saved is None:
         raise UserError(f"{name}: {path} is no fairseq checkpoint: it has no configuration")
-    model, task = _sections(state)
+    model, task = saved.model, saved.task
     if "encoder_embed_dim" not in model or "decoder_embed_dim" in model:
         raise UserError(f"{name}: {path} is no RoBERTa, but {model.get('_name')!r}")
     flags: dict[str, object] = {"arch": ARCH}
@@ -93,13 +95,6 @@ def takes_any_length(model: Mapping[str, Any], positions: int) -> bool:
     own = {name: _plain(value) for name, value in model.items() if value is not None}
     values = {"position_scheme": DEFAULT["masked_lm"]} | DEFAULTS | own
     return plan_of(values | {"max_positions": positions}).longest is None
-
-
-def _sections(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the model's and the task's configuration, from a checkpoint of hydra's or of argparse's style."""
-    cfg = state.get("cfg")
-    parts = (cfg.get("model"), cfg.get("task")) if cfg else (state["args"], state["args"])
-    return tuple(dict(part if isinstance(part, Mapping) else vars(part)) if part is not None else {} for part in parts)
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from fairseq import checkpoint_utils, hub_utils, utils
 from fairseq.data.encoders import register_bpe
 from fairseq.dataclass import FairseqDataclass
-from fairseq.sequence_generator import SequenceGenerator
+from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 from fairseq.trainer import Trainer
 from omegaconf import open_dict
 from torch import Tensor
@@ -64,18 +64,19 @@ def is_ours(model: Any) -> bool:
 # masking).  DIR is the text/ beside a checkpoint, a data folder or a tokenizer's.
 
 
-@dataclass
-class TokenizerFolderConfig(FairseqDataclass):
-    """The folder of the text's files."""
-
-    tokenizer_folder: str = help_text("", "folder with tokenizer.json, sentencepiece.model, ...")
+# fairseq makes a flag of a field's type, which is a text where annotations are not evaluated.
+TokenizerFolderConfig = make_dataclass(
+    "TokenizerFolderConfig",
+    [("tokenizer_folder", str, help_text("", "folder with tokenizer.json, sentencepiece.model, ..."))],
+    bases=(FairseqDataclass,),
+)
 
 
 @register_bpe("relpos", dataclass=TokenizerFolderConfig)
 class FolderText:
     """A folder's text as a BPE of fairseq's."""
 
-    def __init__(self, cfg: TokenizerFolderConfig):
+    def __init__(self, cfg: Any):
         """Read the folder; one that does not say how text becomes symbols is refused."""
         folder = Path(cfg.tokenizer_folder)
         manifest = manifest_of(folder)
@@ -138,15 +139,25 @@ def install_text_hub() -> None:
 def tell_length_of_generation() -> None:
     """Let fairseq's search tell decoders the longest sequence that it may write, for rotations scaled by length."""
 
-    @replaces(SequenceGenerator, "generate")
+    @replaces(SequenceGenerator, "_generate")  # through which every way into every search goes
+    def search(original, self, sample, *args, **kwargs):
+        with generation_of(_longest(self, sample)):
+            return original(self, sample, *args, **kwargs)
+
+    @replaces(SequenceGeneratorWithAlignment, "generate")  # which reads what was written once more
     def generate(original, self, models, sample, **kwargs):
-        source = sample["net_input"].get("src_tokens")
-        longest = None
-        if source is not None:
-            asked = source.size(1) if self.match_source_len else int(self.max_len_a * source.size(1) + self.max_len_b)
-            longest = min(asked, self.max_len - 1) + 1  # and the </s> that begins it
-        with generation_of(longest):
+        with generation_of(_longest(self, sample)):
             return original(self, models, sample, **kwargs)
+
+
+def _longest(generator: SequenceGenerator, sample: dict[str, Any]) -> int | None:
+    """Return the tokens of the longest sequence that a search may write, with the </s> that begins it."""
+    source = sample["net_input"].get("src_tokens")
+    if source is None:
+        return None
+    length = source.size(1)
+    asked = length if generator.match_source_len else int(generator.max_len_a * length + generator.max_len_b)
+    return min(asked, generator.max_len - 1) + 1
 
 
 class TextHub(Fairseq):

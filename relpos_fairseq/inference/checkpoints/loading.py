@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, utils
-from fairseq.data.data_utils import collate_tokens
 from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
@@ -25,7 +25,9 @@ from relpos_fairseq.data.squad import Question, QuestionFile
 from relpos_fairseq.inference.translator import Hypothesis, Search
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
+from relpos_fairseq.models.saved_options import SavedOptions, saved_options
 from relpos_fairseq.nn.packed import prepare
+from relpos_fairseq.patches.training import options_of
 from relpos_fairseq.tasks.question_answering import QuestionDataset
 from relpos_fairseq.text.assets import SymbolText, Text, TokenizerText, find_assets, read_text
 
@@ -34,9 +36,12 @@ PACKAGE = "relpos_fairseq."
 MODELS = ("lstm", "lstm_lm", "roberta", "transformer", "transformer_lm")
 TASKS = (
     "cross_lingual_lm",
+    "denoising",
     "language_modeling",
     "legacy_masked_lm",
     "masked_lm",
+    "multilingual_denoising",
+    "multilingual_language_modeling",
     "multilingual_masked_lm",
     "sentence_prediction",
     "sentence_ranking",
@@ -64,18 +69,16 @@ def read_trusted(path: Path | str, overrides: Mapping[str, Any] | None = None) -
 
 def check_trusted(state: dict[str, Any], path: Path | str) -> None:
     """Raise the errors of `read_trusted` for a checkpoint that is loaded already."""
-    cfg = state.get("cfg")
-    if not cfg:
+    saved = saved_options(state)
+    if saved is None or not state.get("cfg"):
         raise UserError(f"{path} holds no options of a model: it is no checkpoint of fairseq-train")
     state["args"] = None  # fairseq prefers them to the config, which it has made from them
-    model, task = cfg.get("model"), cfg.get("task")
-    name = getattr(model, "_name", None) or getattr(model, "arch", None)
+    name = saved.model_name
     if not _is_known(ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name), MODELS, MODEL_REGISTRY):
         raise UserError(
             f"{path} holds a model {name!r}: only relpos_fairseq's own and fairseq's {', '.join(MODELS)} are loaded"
         )
-    name = getattr(task, "task", None)
-    name = name if isinstance(name, str) else getattr(task, "_name", None)
+    name = saved.task_name
     if not _is_known(TASK_REGISTRY.get(name), TASKS, TASK_REGISTRY):
         raise UserError(
             f"{path} is of task {name!r}: only relpos_fairseq's own and fairseq's {', '.join(TASKS)} are loaded"
@@ -88,11 +91,14 @@ def _is_known(kind: type | None, names: tuple[str, ...], registry: Mapping[str, 
 
 
 logger = logging.getLogger(__name__)
+MULTILINGUAL = "translation_multi_simple_epoch"  # whose checkpoints translate between several languages
+Languages = tuple[str | None, str | None]  # the source's and the target's
 JOBS = {
-    "translation": "relpos translate",
-    "language_modeling": "relpos sample",
-    "segment_language_modeling": "relpos sample",
-    "masked_lm": "relpos fill",
+    **dict.fromkeys(("translation", "translation_from_pretrained_bart", MULTILINGUAL), "relpos translate"),
+    **dict.fromkeys(
+        ("language_modeling", "segment_language_modeling", "multilingual_language_modeling"), "relpos sample"
+    ),
+    **dict.fromkeys(("masked_lm", "multilingual_masked_lm"), "relpos fill"),
     "question_answering": "relpos answer",
     "sentence_prediction": "relpos classify",
 }
@@ -124,7 +130,14 @@ class Trained:
         return next(self.model.parameters()).device
 
 
-def load(path: Path, data: Path | None, cpu: bool, command: str, quantization: str | None = None) -> Trained:
+def load(
+    path: Path,
+    data: Path | None,
+    cpu: bool,
+    command: str,
+    quantization: str | None = None,
+    languages: Languages = (None, None),
+) -> Trained:
     """Load a checkpoint with its task and text, for a command that runs models of this task.
 
     Args:
@@ -133,25 +146,28 @@ def load(path: Path, data: Path | None, cpu: bool, command: str, quantization: s
         cpu: use no GPU.
         command: a value of JOBS.
         quantization: `int8`, `bf16`, or None.
+        languages: the source's and the target's, of a checkpoint that translates between several.
 
     Raises:
-        UserError: there is no such file, another command runs the model, or dictionaries are missing.
+        UserError: there is no such file, another command runs the model, dictionaries are missing, or the checkpoint
+            does not translate between the languages.
     """
     if not path.is_file():
         raise UserError(f"{path} is not a file")
     state = read_trusted(path)
-    task_cfg = state["cfg"]["task"] if state.get("cfg") else None
-    name = getattr(task_cfg, "_name", None)
+    saved = saved_options(state)
+    name = saved.task_name
     if JOBS.get(name) != command:
         instead = f": use {JOBS[name]}" if name in JOBS else ""
         raise UserError(f"{path} is of task {name}, which {command} does not run{instead}")
-    folder = find_assets(path, data, getattr(task_cfg, "data", ""), state)
+    folder = find_assets(path, data, saved.data, state)
+    chosen = _languages(path, saved, languages)
     overrides = {"data": str(folder), "tokenizer_folder": "", "eval_bleu": False}
+    overrides |= {f"{side}_lang": one for side, one in zip(("source", "target"), chosen, strict=True) if one}
     overwrite_args_by_name(state["cfg"], overrides)  # fairseq forgets them where it gets a state
     models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], state=state)
     device = "cuda" if torch.cuda.is_available() and not cpu else "cpu"
-    languages = (getattr(cfg.task, f"{side}_lang", None) for side in ("source", "target"))
-    source, target = (read_text(folder, language) for language in languages)
+    source, target = (read_text(folder, language) for language in chosen)
     if isinstance(source, SymbolText):
         logger.warning(
             "%s has neither a manifest of `relpos prepare` nor a tokenizer: text is taken as "
@@ -163,6 +179,29 @@ def load(path: Path, data: Path | None, cpu: bool, command: str, quantization: s
     return Trained(model, cfg, task, folder, source, target)
 
 
+def _languages(path: Path, saved: SavedOptions, asked: Languages) -> Languages:
+    """Return the languages of a checkpoint: its own, or of one that has several those that are asked for.
+
+    Raises:
+        UserError: they are not named, or are none of the checkpoint's.
+    """
+    if saved.task_name != MULTILINGUAL:
+        for own, one, option in zip(saved.languages, asked, ("--source-lang", "--target-lang"), strict=True):
+            if one is not None and one != own:
+                raise UserError(f"{option} {one}: {path} was trained with {own or 'one language'}")
+        return saved.languages
+    pairs = saved.task.get("lang_pairs") or []
+    pairs = pairs.split(",") if isinstance(pairs, str) else pairs
+    known = saved.task.get("langs") or sorted({one for pair in pairs for one in pair.split("-")})
+    named = f"its languages are {', '.join(known)}, it was trained on {', '.join(pairs)}"
+    if None in asked:
+        raise UserError(f"{path} translates between several languages: give --source-lang and --target-lang ({named})")
+    for one in asked:
+        if one not in known:
+            raise UserError(f"{path} has no language {one}: {named}")
+    return asked
+
+
 def longest(limit: Any) -> int | None:
     """Return a limit of positions as an integer; None for the large numbers by which fairseq says "no limit"."""
     return None if limit is None or limit >= ENDLESS or math.isinf(limit) else int(limit)
@@ -171,9 +210,11 @@ def longest(limit: Any) -> int | None:
 # Translation
 
 
-def load_translator(path: Path, data: Path | None, cpu: bool, quantization: str | None = None) -> BeamSearch:
+def load_translator(
+    path: Path, data: Path | None, cpu: bool, quantization: str | None = None, languages: Languages = (None, None)
+) -> BeamSearch:
     """Load an encoder-decoder's checkpoint as a translator."""
-    return BeamSearch(load(path, data, cpu, "relpos translate", quantization))
+    return BeamSearch(load(path, data, cpu, "relpos translate", quantization, languages))
 
 
 class BeamSearch:
@@ -190,17 +231,16 @@ class BeamSearch:
         task = self.trained.task
         words = task.source_dictionary
         rows = [torch.tensor([*map(words.index, symbols), words.eos()]) for symbols in batch]
-        sample = {
-            "net_input": {
-                "src_tokens": collate_tokens(
-                    rows, words.pad(), words.eos(), left_pad=self.trained.cfg.task.left_pad_source
-                ),
-                "src_lengths": torch.tensor([len(row) for row in rows]),
-            }
-        }
+        # The task adds what it wants beside the text, such as a language's token.
+        dataset = task.build_dataset_for_inference(rows, [len(row) for row in rows])
+        dataset.left_pad_source = options_of(task).left_pad_source
+        sample = dataset.collater([dataset[number] for number in range(len(rows))])
         sample = utils.move_to_cuda(sample) if self.trained.device.type == "cuda" else sample
-        found = task.inference_step(self._generate_by(search), [self.trained.model], sample)
-        return [[self._hypothesis(one) for one in row[: search.nbest]] for row in found]
+        generator = self._generate_by(search)
+        found = task.inference_step(generator, [self.trained.model], sample)
+        never = {words.bos(), words.eos(), *generator.symbols_to_strip_from_output}  # as in fairseq-generate
+        hypotheses = [[self._hypothesis(one, never) for one in row[: search.nbest]] for row in found]
+        return [one for _, one in sorted(zip(sample["id"].tolist(), hypotheses, strict=True), key=itemgetter(0))]
 
     def _generate_by(self, search: Search):
         """Return the generator of a search; the last one is kept."""
@@ -209,9 +249,8 @@ class BeamSearch:
             self._generator = (search, generator)
         return self._generator[1]
 
-    def _hypothesis(self, found: dict) -> Hypothesis:
+    def _hypothesis(self, found: dict, never: Collection[int]) -> Hypothesis:
         words = self.trained.task.target_dictionary
-        never = (words.bos(), words.eos())  # fairseq-generate leaves them out
         ids = [number for number in found["tokens"].tolist() if number not in never]
         return Hypothesis([words[number] for number in ids], float(found["score"]))
 

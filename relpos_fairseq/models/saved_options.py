@@ -1,0 +1,70 @@
+"""Read what a checkpoint says of its model and its task, whoever saved it: hydra, argparse or a program of its own."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+
+@dataclass(frozen=True)
+class SavedOptions:
+    """The options of a checkpoint, as plain values by name.
+
+    Attributes:
+        model: the model's; of a release that keeps one list, all options.
+        task: the task's; there too.
+    """
+
+    model: dict[str, Any]
+    task: dict[str, Any]
+
+    @property
+    def model_name(self) -> str | None:
+        """The model or architecture, as fairseq registers it."""
+        return self._name(self.model, "arch")
+
+    @property
+    def task_name(self) -> str | None:
+        """The task, as fairseq registers it."""
+        return self._name(self.task, "task")
+
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        """The source's and the target's language; None where the task has none."""
+        return self.task.get("source_lang"), self.task.get("target_lang")
+
+    @property
+    def data(self) -> str:
+        """The first data folder of the task; "" where there is none."""
+        return str(self.task.get("data") or "").split(":")[0]
+
+    @staticmethod
+    def _name(options: Mapping[str, Any], old: str) -> str | None:
+        """Return a name under hydra's key, or argparse's, under which a task may have a whole config."""
+        named = (options.get("_name"), options.get(old))
+        return next((name for name in named if isinstance(name, str)), None)
+
+
+def saved_options(state: Mapping[str, Any]) -> SavedOptions | None:
+    """Return a checkpoint's options, or None where it has none.
+
+    A task of before hydra keeps a Namespace in a config; fairseq's first releases keep one Namespace of all.
+    """
+    if cfg := state.get("cfg"):
+        parts = plain(cfg)
+        return SavedOptions(plain(parts.get("model") or {}), plain(parts.get("task") or {}))
+    if args := state.get("args"):
+        every = plain(args)
+        return SavedOptions(every, every | {"_name": every.get("task")})
+    return None
+
+
+def plain(options: Any) -> dict[str, Any]:
+    """Return options as a dict of plain values; enumerations by their names."""
+    if OmegaConf.is_config(options):
+        return OmegaConf.to_container(options, resolve=False, enum_to_str=True)
+    return dict(vars(options)) if isinstance(options, argparse.Namespace) else dict(options)
