@@ -32,6 +32,7 @@ PLAIN = (argparse.Namespace, int, dict, list, collections.defaultdict, _TensorPl
 CONFIG = (DictConfig, ListConfig, ContainerMetadata, Metadata, AnyNode, typing.Any)
 NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")
 NUMPY = (np.ndarray, np.dtype, *(type(np.dtype(code)) for code in NUMBERS))
+LAST = "checkpoint_last.pt"  # of --restore-file by default
 MAKERS = (_reconstruct, scalar)  # numpy 1 and 2 save them under different paths
 
 
@@ -50,6 +51,21 @@ def load_checkpoint_to_cpu(original, path, *args, **kwargs):
         raise
     except Exception as error:
         raise ValueError(unreadable(path, error)) from None
+
+
+def restore(original, cfg, trainer, **kwargs):
+    """Refuse a `--restore-file` that is not there: fairseq would train from scratch, and say so in a line of its log.
+
+    A file of the name that training gives its last checkpoint may be absent: such a training begins or goes on.
+    """
+    name = cfg.restore_file
+    if os.path.basename(name) != LAST:
+        path = name.replace(".pt", f"{trainer.checkpoint_suffix or ''}.pt")
+        if not PathManager.exists(path):
+            raise ValueError(
+                f"--restore-file {name} does not exist: name a checkpoint, or leave the option out to begin anew"
+            )
+    return original(cfg, trainer, **kwargs)
 
 
 def load_checkpoint(original, self, filename, *args, **kwargs):

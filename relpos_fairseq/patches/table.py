@@ -14,6 +14,7 @@ from typing import Any
 import fairseq.distributed.utils as distributed
 import fairseq.models.distributed_fairseq_model as wrapper
 from fairseq import checkpoint_utils, options, utils
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.data import data_utils
 from fairseq.file_io import PathManager
 from fairseq.tasks import masked_lm
@@ -48,7 +49,9 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (Trainer, "load_checkpoint", checkpoints.load_checkpoint),
     (checkpoint_utils, "load_checkpoint_to_cpu", checkpoints.load_checkpoint_to_cpu),
     (checkpoint_utils, "overwrite_args_by_name", checkpoints.overwrite_args_by_name),
+    (checkpoint_utils, "load_checkpoint", checkpoints.restore),
     (checkpoint_utils, "save_checkpoint", checkpoints.save_checkpoint),
+    (AdaptiveLoss, "forward", training.adaptive_loss),
     (PathManager, "copy", checkpoints.copy),
     (wrapper, "DistributedDataParallel", training.wrap_on_cpu),
     (distributed, "call_main", training.call_main),

@@ -169,6 +169,16 @@ def get_whole_word_mask(original, args, dictionary):
     return word_starts(utils.split_paths(args.data)[0], dictionary)
 
 
+def adaptive_loss(original, self, model, sample, reduce=True):
+    """Say what a model without an adaptive softmax lacks, where fairseq asserts it."""
+    if getattr(getattr(model, "decoder", None), "adaptive_softmax", None) is None:
+        raise ValueError(
+            "--criterion adaptive_loss needs a model with --adaptive-softmax-cutoff, which this one has not: give it, "
+            "or --criterion cross_entropy"
+        )
+    return original(self, model, sample, reduce)
+
+
 def allow_adaptive_loss_on_one_process() -> None:
     """Allow adaptive_loss with the default `--ddp-backend`, torch's DDP, if there is only one process.
 

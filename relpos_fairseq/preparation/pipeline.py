@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import Hashes
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.stages import Stage, run_stages, write_manifest
@@ -49,6 +50,8 @@ class Preparation(ABC):
     waits = False  # whether to wait for another process that works in the same folder
 
     def __init__(self, out: Path) -> None:
+        if ":" in str(out):
+            raise UserError(f"--out {out} has a colon, at which fairseq parts the paths of data: name another folder")
         self.out = out
         self.hashes = Hashes()  # of all files that a run reads, each computed once
 

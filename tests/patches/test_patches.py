@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import relpos_fairseq  # noqa: F401
 from helpers.commands import relpos
-from relpos_fairseq.patches.checkpoints import allow_checkpoint_types
+from relpos_fairseq.patches.checkpoints import allow_checkpoint_types, restore
 
 
 def batches(function, count: int) -> list[int]:
@@ -238,6 +238,34 @@ def test_adaptive_loss_on_one_process(alone, several: bool) -> None:
             AdaptiveLoss.build_criterion(config, task)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_adaptive_loss_needs_a_cutoff() -> None:
+    """A model without an adaptive softmax is told what it lacks."""
+    from types import SimpleNamespace
+
+    from fairseq.criterions.adaptive_loss import AdaptiveLoss
+
+    criterion = AdaptiveLoss(SimpleNamespace(target_dictionary=None), sentence_avg=True)
+    for model in (SimpleNamespace(decoder=SimpleNamespace(adaptive_softmax=None)), SimpleNamespace()):
+        with pytest.raises(ValueError, match="adaptive_loss needs a model with --adaptive-softmax-cutoff"):
+            criterion(model, {})
+
+
+@pytest.mark.parametrize("suffix", ["", "-shard0"])
+def test_a_checkpoint_to_restore_is_there(tmp_path, suffix: str) -> None:
+    """Training from scratch is nothing that a wrong name may do; the default name may be of a first start."""
+    from types import SimpleNamespace
+
+    from fairseq import checkpoint_utils
+
+    trainer = SimpleNamespace(checkpoint_suffix=suffix)
+    absent = SimpleNamespace(restore_file=str(tmp_path / "model.pt"))
+    with pytest.raises(ValueError, match=r"--restore-file .*model\.pt does not exist"):
+        checkpoint_utils.load_checkpoint(absent, trainer)
+    (tmp_path / f"model{suffix}.pt").touch()
+    for name in ("checkpoint_last.pt", str(tmp_path / "new" / "checkpoint_last.pt"), absent.restore_file):
+        assert restore(lambda cfg, trainer: cfg, SimpleNamespace(restore_file=name), trainer).restore_file == name
 
 
 def test_a_process_leaves_its_group(config: DictConfig, alone: list[str]) -> None:

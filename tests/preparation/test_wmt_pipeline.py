@@ -378,6 +378,7 @@ def test_own_text_of_any_shape(text, undisturbed, tmp_path, capsys):
         ),
         (["en-de", "--model-type", "bpe"], "--model-type bpe goes with --bpe sentencepiece"),
         (["en-de", "--max-ratio", "nan"], "--max-ratio must be >= 1, got nan"),
+        (["en-de", "--out", "a:b"], "has a colon, at which fairseq parts the paths"),
         (["en-de", "--max-dropped", "0"], "--max-dropped must be > 0 and <= 1, got 0"),
     ],
 )
