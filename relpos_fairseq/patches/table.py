@@ -17,6 +17,7 @@ from fairseq import checkpoint_utils, options, utils
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.data import data_utils
 from fairseq.file_io import PathManager
+from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.translation import TranslationTask
@@ -52,6 +53,7 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (checkpoint_utils, "load_checkpoint", checkpoints.restore),
     (checkpoint_utils, "save_checkpoint", checkpoints.save_checkpoint),
     (AdaptiveLoss, "forward", training.adaptive_loss),
+    (SequenceGenerator, "_generate", training.generate),
     (PathManager, "copy", checkpoints.copy),
     (wrapper, "DistributedDataParallel", training.wrap_on_cpu),
     (distributed, "call_main", training.call_main),

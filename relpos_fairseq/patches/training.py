@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from fairseq import utils
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
+from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
@@ -167,6 +168,13 @@ def get_whole_word_mask(original, args, dictionary):
     if getattr(args, "bpe", None):  # a task with a BPE of its own
         return original(args, dictionary)
     return word_starts(utils.split_paths(args.data)[0], dictionary)
+
+
+def generate(original, self, sample, *args, **kwargs):
+    """Let the groups of a diverse search be of the batch's rows: fairseq takes numbers of the data set for these."""
+    if isinstance(self.search, DiverseBeamSearch):
+        sample = {name: value for name, value in sample.items() if name != "id"}
+    return original(self, sample, *args, **kwargs)
 
 
 def adaptive_loss(original, self, model, sample, reduce=True):

@@ -398,3 +398,23 @@ def test_every_search_knows_how_long_it_may_get(translation) -> None:
         trained.task.inference_step(trained.task.build_generator([trained.model], given), [trained.model], sample)
         assert told and {*told} == {8}, more
         told.clear()
+
+
+def test_diverse_groups_are_of_their_own_sentence(translation) -> None:
+    """A sentence alone has the hypotheses that it has in a batch, whatever number the data set gives it."""
+    checkpoint, raw, _ = translation
+    trained = open_translator(checkpoint, None, True).trained
+    words = trained.task.source_dictionary
+    rows = torch.tensor([[5, 6, 7, words.eos()], [9, 8, 7, words.eos()], [6, 6, 5, words.eos()]])
+    given = SimpleNamespace(beam=4, max_len_b=7, diverse_beam_groups=2, diverse_beam_strength=0.5)
+
+    def found(chosen: list[int], ids: list[int]) -> list[list[list[int]]]:
+        source = {"src_tokens": rows[chosen], "src_lengths": torch.full((len(chosen),), 4)}
+        sample = {"id": torch.tensor(ids), "net_input": source}
+        generator = trained.task.build_generator([trained.model], given)
+        hypotheses = trained.task.inference_step(generator, [trained.model], sample)
+        return [[one["tokens"].tolist() for one in row] for row in hypotheses]
+
+    together = found([0, 1, 2], [70, 3, 11])
+    assert together == [*found([0], [0]), *found([1], [5]), *found([2], [1])]
+    assert together == found([0, 1, 2], [2, 0, 1])
