@@ -87,6 +87,7 @@ class Average:
         relpos average --inputs checkpoints/wmt --last 5 --output avg.pt
         relpos average --inputs checkpoints/wmt --last-updates 5 --output avg.pt
         relpos average --inputs one.pt two.pt --output avg.pt
+        relpos average --inputs checkpoint_best.pt --ema --output ema.pt  # of --store-ema
 
     Checkpoints are loaded safely (weights_only). All must be of the same position scheme, which the
     result keeps, and have the same tensors. Sums are made in double precision. The optimizer's state is
@@ -96,13 +97,14 @@ class Average:
     inputs: list[Path] = required("checkpoints, or their one folder")
     last: int | None = option(None, "of a folder: the last N epochs' checkpoints", metavar="N")
     last_updates: int | None = option(None, "of a folder: the last N by updates", metavar="N")
+    ema: bool = flag("the moving averages that training with --store-ema keeps in a checkpoint")
     output: Path = required()
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.evaluation.averaging import choose, write_average
 
         paths = choose(self.inputs, self.last, self.last_updates)
-        write_average(paths, self.output)
+        write_average(paths, self.output, self.ema)
         print(f"averaged {len(paths)} checkpoints into {self.output}:")
         print("\n".join(f"  {path}" for path in paths), flush=True)
 

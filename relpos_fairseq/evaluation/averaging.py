@@ -45,10 +45,10 @@ def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> li
     return [path for _, path in found[-number:]]
 
 
-def write_average(paths: Sequence[Path], output: Path) -> None:
-    """Write the mean of checkpoints as a checkpoint, with the text assets in its folder."""
+def write_average(paths: Sequence[Path], output: Path, ema: bool = False) -> None:
+    """Write the mean of checkpoints as a checkpoint, with the text assets in its folder; `ema` as in `average`."""
     check_outputs({"--output": output}, {path.name: path for path in paths})
-    state = average(paths)
+    state = average(paths, ema)
     text = find_assets(paths[0], None, state=state) if text_folders(paths[0].parent) else None
     with atomic_path(output) as temporary:
         torch.save(state, temporary)
@@ -56,11 +56,15 @@ def write_average(paths: Sequence[Path], output: Path) -> None:
         copy_assets(text, output.parent)
 
 
-def load_state(path: Path) -> dict:
+def load_state(path: Path, ema: bool = False) -> dict:
     """Load a checkpoint without running code that may be in it.
 
+    Args:
+        path: the checkpoint.
+        ema: in place of its model's parameters take the moving averages that `--store-ema` keeps beside them.
+
     Raises:
-        UserError: It is no checkpoint of fairseq's.
+        UserError: It is no checkpoint of fairseq's, or has no averages.
     """
     if not path.is_file():
         raise UserError(f"{path} is not a file")
@@ -70,21 +74,27 @@ def load_state(path: Path) -> dict:
         raise UserError(unreadable(path, error)) from None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise UserError(f"{path} is no checkpoint of fairseq's: it has no model")
+    if ema:
+        extra = state.get("extra_state") or {}
+        kept = (extra.pop("ema", None) or {}) | (extra.pop("ema_fp32_params", None) or {})  # the latter are exact
+        if not kept:
+            raise UserError(f"{path} keeps no moving averages: train with --store-ema, or leave --ema out")
+        state["model"] |= kept
     return state
 
 
-def average(paths: Sequence[Path]) -> dict:
-    """Return the state of the first checkpoint with the mean parameters of all.
+def average(paths: Sequence[Path], ema: bool = False) -> dict:
+    """Return the state of the first checkpoint with the mean parameters of all, or (`ema`) of their moving averages.
 
     Raises:
         UserError: They are of different schemes or models, or a parameter is not finite.
     """
-    first = load_state(paths[0])
+    first = load_state(paths[0], ema)
     model = first["model"]
     check_finite(paths[0], model)
     sums = {k: v.double() for k, v in model.items() if torch.is_floating_point(v)}
     for path in paths[1:]:
-        state = load_state(path)
+        state = load_state(path, ema)
         other = state["model"]
         check_same(paths[0], model, path, other)
         check_finite(path, other)

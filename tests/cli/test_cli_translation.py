@@ -14,6 +14,8 @@ import relpos_fairseq  # noqa: F401  registers the models, and lets torch.load r
 from cases import ENCODERS
 from helpers import commands as cli
 from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, VALID_SENTENCES, Corpus
+from relpos_fairseq.evaluation.averaging import write_average
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.placement import PositionMismatchError, decode_text
 
 M4 = ("--position-scheme", "m4")
@@ -478,7 +480,13 @@ def test_averaged_and_ema_checkpoints_translate(corpus, tmp_path, scheme):
     paths = [tmp_path / f"checkpoint_1_{update}.pt" for update in (1, 2, 3)]
     torch.save(average(paths), tmp_path / "average.pt")
     last = cli.load(paths[-1])
-    torch.save({**last, "model": last["extra_state"]["ema"]}, tmp_path / "ema.pt")
+    write_average(paths[-1:], tmp_path / "ema.pt", ema=True)
+    kept = cli.load(tmp_path / "ema.pt")
+    assert all(torch.equal(value, last["extra_state"]["ema"][name]) for name, value in kept["model"].items())
+    assert "ema" not in kept["extra_state"]
+    with pytest.raises(UserError, match="keeps no moving averages: train with --store-ema"):
+        torch.save({**last, "extra_state": {}}, tmp_path / "bare.pt")
+        write_average([tmp_path / "bare.pt"], tmp_path / "none.pt", ema=True)
     for name in ("average.pt", "ema.pt"):
         weights = cli.load(tmp_path / name)["model"]
         changed = [k for k, v in weights.items() if not torch.equal(v, last["model"][k])]
@@ -496,6 +504,9 @@ def test_fairseq_reads_the_moving_average(corpus, tmp_path):
     saved = cli.load(checkpoint)["extra_state"]
     state = load_ema_from_checkpoint(str(checkpoint))
     torch.save(state, tmp_path / "ema.pt")
+    write_average([checkpoint], tmp_path / "ours.pt", ema=True)
+    ours = cli.load(tmp_path / "ours.pt")["model"]
+    assert all(torch.equal(value, state["model"][key]) for key, value in ours.items())
     name = "encoder.layers.0.self_attn.q_proj.weight"
     assert torch.equal(cli.load(tmp_path / "ema.pt")["model"][name], saved["ema_fp32_params"][name])
     assert len(cli.in_order(cli.generate(corpus, tmp_path / "ema.pt"))) == TEST_SENTENCES
