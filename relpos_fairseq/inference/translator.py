@@ -5,6 +5,7 @@ A `Translator` is a checkpoint (`BeamSearch` of `checkpoints/loading.py`) or an 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +14,10 @@ from typing import Protocol
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.text.assets import Text
+
+logger = logging.getLogger(__name__)
+SHORTEST = 2  # symbols of a source with its </s>
+SHOWN = 10  # numbers of lines that a warning lists
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,11 @@ class Search:
                 raise ValueError(f"--{name} must be >= 1, got {getattr(self, name)}")
         if self.nbest > self.beam:
             raise ValueError(f"--nbest {self.nbest} needs --beam {self.nbest}, got {self.beam}")
+        if int(self.max_len_a * SHORTEST + self.max_len_b) < self.min_len:
+            raise ValueError(
+                f"--max-len-a {self.max_len_a} and --max-len-b {self.max_len_b} allow a short line no symbol: "
+                f"--max-len-b is at least {self.min_len}"
+            )
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,7 @@ class Batching:
 
 
 def translate(translator: Translator, lines: Iterable[str], search: Search, batching: Batching) -> Iterator[Translated]:
-    """Translate a stream of lines and yield the results in order; an empty line's translation is empty."""
+    """Translate a stream of lines and yield the results in order; an empty line's translations are empty."""
     lines, done = iter(lines), 0
     with progress(description="translate", unit="lines") as bar:
         while chunk := list(islice(lines, batching.buffer)):
@@ -100,7 +110,7 @@ def translate(translator: Translator, lines: Iterable[str], search: Search, batc
 def _chunk(
     translator: Translator, lines: list[str], first: int, search: Search, batching: Batching, bar
 ) -> Iterator[Translated]:
-    encoded = [translator.source.encode(line) for line in lines]
+    encoded, cut = [translator.source.encode(line) for line in lines], []
     for number, symbols in enumerate(encoded):
         if translator.longest is not None and len(symbols) > translator.longest:
             if not batching.cut:
@@ -109,7 +119,11 @@ def _chunk(
                     f"{translator.longest:,}: shorten it, or give --on-long-line cut"
                 )
             del symbols[translator.longest :]
-    found: list[list[Hypothesis]] = [[Hypothesis([], 0.0)] for _ in lines]
+            cut.append(first + number + 1)
+    if cut:
+        numbers = ", ".join(map(str, cut[:SHOWN])) + (", ..." if len(cut) > SHOWN else "")
+        logger.warning("%d lines were cut to %d symbols: %s", len(cut), translator.longest, numbers)
+    found: list[list[Hypothesis]] = [[Hypothesis([], 0.0)] * search.nbest for _ in lines]
     bar.update(sum(not symbols for symbols in encoded))
     for batch in batches([len(symbols) for symbols in encoded], batching):
         results = translator.translate([encoded[n] for n in batch], search)

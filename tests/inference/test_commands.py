@@ -23,7 +23,7 @@ from helpers.wmt_text import write_texts
 from relpos_fairseq import placement
 from relpos_fairseq.export.translators import open_translator
 from relpos_fairseq.inference.checkpoints import causal_lm
-from relpos_fairseq.inference.translator import Batching, Search, batches
+from relpos_fairseq.inference.translator import Batching, Hypothesis, Search, batches, translate
 from relpos_fairseq.nn.packed import PackedLinear, QuantizedLinear
 from relpos_fairseq.text.assets import SymbolText
 
@@ -136,7 +136,7 @@ def test_lines_keep_their_order(translation, capsys, monkeypatch, tmp_path) -> N
     monkeypatch.setattr(sys, "stdin", typed)
     scored = lines_of(capsys, "translate", checkpoint, *options, "--nbest", "2")
     cells = [line.split("\t") for line in scored]
-    assert [cell[0] for cell in cells] == ["1", "1", "2", "3", "3"]
+    assert [cell[0] for cell in cells] == ["1", "1", "2", "2", "3", "3"]
     assert cells[0][2] == whole[11] and float(cells[0][1]) >= float(cells[1][1])
 
 
@@ -418,3 +418,35 @@ def test_diverse_groups_are_of_their_own_sentence(translation) -> None:
     together = found([0, 1, 2], [70, 3, 11])
     assert together == [*found([0], [0]), *found([1], [5]), *found([2], [1])]
     assert together == found([0, 1, 2], [2, 0, 1])
+
+
+class Echo:
+    """A translator whose translations are the source, once for each that is asked for."""
+
+    source = target = SymbolText()
+    longest = 3
+
+    def translate(self, batch, search):
+        return [[Hypothesis(symbols, -1.0)] * search.nbest for symbols in batch]
+
+
+def test_lines_that_are_cut_are_named_and_empty_ones_have_as_many_translations(caplog) -> None:
+    lines = ["a b", "", "a b c d e", *["a b c d"] * 11]
+    found = list(translate(Echo(), lines, Search(beam=3, nbest=2), Batching(cut=True)))
+    assert [one.texts for one in found[:3]] == [["a b"] * 2, [""] * 2, ["a b c"] * 2]
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said == "12 lines were cut to 3 symbols: 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, ..."
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [({"max_len_b": 0}, False), ({"max_len_b": 1}, True), ({"max_len_a": 0.5, "max_len_b": 0}, True)]
+    + [({"max_len_a": 0.4, "max_len_b": 0}, False), ({"max_len_b": 4, "min_len": 5}, False)],
+)
+def test_a_search_may_write_a_symbol(options, allowed: bool) -> None:
+    """What fairseq asserts for the shortest line is said of the options."""
+    if allowed:
+        assert Search(**options)
+        return
+    with pytest.raises(ValueError, match=r"--max-len-b is at least \d"):
+        Search(**options)
