@@ -24,6 +24,7 @@ default does not divide the sum of squares by the number of segments.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -99,7 +100,14 @@ def load_subject(checkpoint: Path, data: Path, split: str, overrides: Mapping[st
         if not path.is_file():
             raise ValueError(f"{path} does not exist")
     state = read_trusted(checkpoint, {"data": str(data)})
-    task_name = saved_options(state).task_name
+    saved = saved_options(state)
+    task_name = saved.task_name
+    if saved.task.get("reset_memory_at_document"):
+        print(
+            f"warning: {checkpoint} was trained with --reset-memory-at-document; here its memory goes on from one "
+            f"document to the next: fairseq-validate scores each document apart",
+            file=sys.stderr,
+        )
     if task_name not in ("language_modeling", "segment_language_modeling"):
         raise ValueError(f"{checkpoint} is no language model (its task is {task_name})")
     _override(state["cfg"], overrides or {})
