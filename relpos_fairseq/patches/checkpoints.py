@@ -7,6 +7,7 @@ import argparse
 import collections
 import logging
 import os
+import re
 import shutil
 import typing
 
@@ -32,6 +33,10 @@ PLAIN = (argparse.Namespace, int, dict, list, collections.defaultdict, _TensorPl
 CONFIG = (DictConfig, ListConfig, ContainerMetadata, Metadata, AnyNode, typing.Any)
 NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")
 NUMPY = (np.ndarray, np.dtype, *(type(np.dtype(code)) for code in NUMBERS))
+OTHER_ROWS = re.compile(  # of embeddings of one width
+    r"size mismatch for (\S*embed_tokens\.weight): copying a param with shape torch\.Size\(\[(\d+), (?P<width>\d+)\]\) "
+    r"from checkpoint, the shape in current model is torch\.Size\(\[(\d+), (?P=width)\]\)"
+)
 LAST = "checkpoint_last.pt"  # of --restore-file by default
 MAKERS = (_reconstruct, scalar)  # numpy 1 and 2 save them under different paths
 
@@ -69,12 +74,18 @@ def restore(original, cfg, trainer, **kwargs):
 
 
 def load_checkpoint(original, self, filename, *args, **kwargs):
-    """Say which positions disagree, where the trainer says "ensure that the architectures match"."""
+    """Say what disagrees, positions or the dictionary, where the trainer says "ensure that the architectures match"."""
     try:
         return original(self, filename, *args, **kwargs)
     except Exception as error:
         if isinstance(error.__context__, PositionMismatchError):
             raise PositionMismatchError(f"{filename}: {error.__context__}") from None
+        if found := OTHER_ROWS.search(str(error.__context__)):
+            name, theirs, _, ours = found.groups()
+            raise ValueError(
+                f"{filename} has {theirs} rows in {name}, and the dictionary of the data makes {ours}: binarise them with "
+                f"the checkpoint's dictionary (fairseq-preprocess --srcdict --tgtdict, relpos prepare ... --dict)"
+            ) from None
         raise
 
 

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import relpos_fairseq  # noqa: F401
 from helpers.commands import relpos
-from relpos_fairseq.patches.checkpoints import allow_checkpoint_types, restore
+from relpos_fairseq.patches.checkpoints import allow_checkpoint_types, load_checkpoint, restore
 
 
 def batches(function, count: int) -> list[int]:
@@ -266,6 +266,24 @@ def test_a_checkpoint_to_restore_is_there(tmp_path, suffix: str) -> None:
     (tmp_path / f"model{suffix}.pt").touch()
     for name in ("checkpoint_last.pt", str(tmp_path / "new" / "checkpoint_last.pt"), absent.restore_file):
         assert restore(lambda cfg, trainer: cfg, SimpleNamespace(restore_file=name), trainer).restore_file == name
+
+
+def test_another_dictionary_is_named() -> None:
+    """The trainer hides the sizes under a sentence about architectures."""
+
+    def load(self, filename: str) -> None:
+        one, other = torch.nn.Module(), torch.nn.Module()
+        for module, rows in ((one, 9), (other, 12)):
+            module.encoder = torch.nn.Module()
+            module.encoder.embed_tokens = torch.nn.Embedding(rows, 4)
+        try:
+            other.load_state_dict(one.state_dict())
+        except Exception:
+            raise Exception("Cannot load model parameters from checkpoint; ensure that the architectures match.")  # noqa: B904
+
+    said = r"a\.pt has 9 rows in encoder\.embed_tokens\.weight, and the dictionary of the data makes 12: binarise them"
+    with pytest.raises(ValueError, match=said):
+        load_checkpoint(load, None, "a.pt")
 
 
 def test_a_process_leaves_its_group(config: DictConfig, alone: list[str]) -> None:
