@@ -21,6 +21,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.translation import TranslationTask
+from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 from fairseq.trainer import Trainer
 
 from relpos_fairseq.patches import checkpoints, literal_options, training
@@ -54,6 +55,7 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (checkpoint_utils, "save_checkpoint", checkpoints.save_checkpoint),
     (AdaptiveLoss, "forward", training.adaptive_loss),
     (SequenceGenerator, "_generate", training.generate),
+    (TranslationMultiSimpleEpochTask, "build_generator", training.build_generator),
     (PathManager, "copy", checkpoints.copy),
     (wrapper, "DistributedDataParallel", training.wrap_on_cpu),
     (distributed, "call_main", training.call_main),

@@ -177,6 +177,11 @@ def generate(original, self, sample, *args, **kwargs):
     return original(self, sample, *args, **kwargs)
 
 
+def build_generator(original, self, models, args, *given, prefix_allowed_tokens_fn=None, **kwargs):
+    """Let the hub interface search with a task of several languages, whose function does not know the argument."""
+    return original(self, models, args, *given, **kwargs)
+
+
 def adaptive_loss(original, self, model, sample, reduce=True):
     """Say what a model without an adaptive softmax lacks, where fairseq asserts it."""
     if getattr(getattr(model, "decoder", None), "adaptive_softmax", None) is None:

@@ -281,7 +281,7 @@ def test_another_dictionary_is_named() -> None:
         except Exception:
             raise Exception("Cannot load model parameters from checkpoint; ensure that the architectures match.")  # noqa: B904
 
-    said = r"a\.pt has 9 rows in encoder\.embed_tokens\.weight, and the dictionary of the data makes 12: binarise them"
+    said = r"a\.pt has 9 rows in encoder\.embed_tokens\.weight, and the dictionary of the data 12: binarise the data"
     with pytest.raises(ValueError, match=said):
         load_checkpoint(load, None, "a.pt")
 

@@ -11,6 +11,7 @@ import pytest
 from helpers import ROOT, roberta
 from helpers import commands as cli
 from relpos_fairseq.inference.checkpoints.loading import JOBS, MULTILINGUAL
+from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 
 TINY = {
     "relpos_transformer": cli.SMALL[2:],
@@ -131,6 +132,11 @@ def test_a_checkpoint_of_several_languages_asks_for_two(data, tmp_path, capsys):
     capsys.readouterr()
     assert cli.relpos("translate", checkpoint, text, "--max-len-b", "8", "--beam", "3", "--cpu", *sides) == 0
     assert capsys.readouterr().out.splitlines() == [line for _, line in lines["H"]]
+    hub = RelPosTransformerModel.from_pretrained(
+        str(tmp_path), "checkpoint_last.pt", source_lang="src", target_lang="tgt", beam=3, max_len_b=8
+    )
+    first = lines["S"][0][1].removeprefix("__src__ ")
+    assert hub.translate(first, beam=3, max_len_b=8) == lines["H"][0][1]
     for asked, why in (([], "give --source-lang and --target-lang"), ([*sides[:3], "xx"], "has no language xx")):
         assert cli.relpos("translate", checkpoint, text, "--cpu", *asked) == 2
         said = capsys.readouterr().err

@@ -160,6 +160,13 @@ def _longest(generator: SequenceGenerator, sample: dict[str, Any]) -> int | None
     return min(asked, generator.max_len - 1) + 1
 
 
+def _language_token(task: Any) -> int | None:
+    """Return the token by which a task of several languages begins its target's text, or None."""
+    manager, options = getattr(task, "data_manager", None), options_of(task)
+    kind = manager and (getattr(options, "langtoks", None) or {}).get("main", (None, None))[1]
+    return manager.get_decoder_langtok(options.target_lang, kind) if kind and options.target_lang else None
+
+
 class TextHub(Fairseq):
     """fairseq's hub interface, with plain text for models of this package.
 
@@ -187,7 +194,7 @@ class TextHub(Fairseq):
         """Return the text of ids (T,), without the </s> at their end."""
         if self.target is None:
             return super().decode(tokens)
-        never = (self.tgt_dict.pad(), self.tgt_dict.bos())
+        never = {self.tgt_dict.pad(), self.tgt_dict.bos(), _language_token(self.task)}
         ids = [number for number in tokens.tolist() if number not in never]
         ids = ids[: -1 if ids[-1:] == [self.tgt_dict.eos()] else None]
         return self.target.decode([self.tgt_dict[number] for number in ids])
