@@ -83,8 +83,8 @@ def load_checkpoint(original, self, filename, *args, **kwargs):
         if found := OTHER_ROWS.search(str(error.__context__)):
             name, theirs, _, ours = found.groups()
             raise ValueError(
-                f"{filename} has {theirs} rows in {name}, and the dictionary of the data {ours}: binarise the data with "
-                f"the checkpoint's dictionary (fairseq-preprocess --srcdict --tgtdict, relpos prepare ... --dict)"
+                f"{filename} has {theirs} rows in {name}, and the dictionary of the data {ours}: binarise the data "
+                f"with the checkpoint's dictionary (fairseq-preprocess --srcdict --tgtdict, relpos prepare ... --dict)"
             ) from None
         raise
 
