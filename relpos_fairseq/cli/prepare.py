@@ -91,9 +91,10 @@ class PrepareWmt:
     )
     normalization: str = option(
         WmtSettings.normalization,
-        "identity, with --tokenizer none: text comes back as it was, but for white space; others are sentencepiece's "
-        "(default: Moses' punctuation, and sentencepiece's nmt_nfkc)",
+        f"{', '.join(NORMALIZATIONS)}: the first, with --tokenizer none, leaves all but white space; others are "
+        "sentencepiece's (default: Moses' punctuation, and sentencepiece's nmt_nfkc)",
         choices=NORMALIZATIONS,
+        metavar="NAME",
     )
     bpe: str = option(WmtSettings.bpe, choices=(SUBWORD_NMT, SENTENCEPIECE))
     model_type: str | None = option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +24,12 @@ class SavedOptions:
     @property
     def model_name(self) -> str | None:
         """The model or architecture, as fairseq registers it."""
-        return self._name(self.model, "arch")
+        return _named(self.model, "_name", "arch")
 
     @property
     def task_name(self) -> str | None:
-        """The task, as fairseq registers it."""
-        return self._name(self.task, "task")
+        """The task, as fairseq looks for it: an older name counts before hydra's."""
+        return _named(self.task, "task", "_name")
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
@@ -42,11 +41,10 @@ class SavedOptions:
         """The first data folder of the task; "" where there is none."""
         return str(self.task.get("data") or "").split(":")[0]
 
-    @staticmethod
-    def _name(options: Mapping[str, Any], old: str) -> str | None:
-        """Return a name under hydra's key, or argparse's, under which a task may have a whole config."""
-        named = (options.get("_name"), options.get(old))
-        return next((name for name in named if isinstance(name, str)), None)
+
+def _named(options: Mapping[str, Any], *keys: str) -> str | None:
+    """Return the first name among the options; under `task` a whole config may stand."""
+    return next((options[key] for key in keys if isinstance(options.get(key), str)), None)
 
 
 def saved_options(state: Mapping[str, Any]) -> SavedOptions | None:
@@ -67,4 +65,4 @@ def plain(options: Any) -> dict[str, Any]:
     """Return options as a dict of plain values; enumerations by their names."""
     if OmegaConf.is_config(options):
         return OmegaConf.to_container(options, resolve=False, enum_to_str=True)
-    return dict(vars(options)) if isinstance(options, argparse.Namespace) else dict(options)
+    return dict(options if isinstance(options, Mapping) else vars(options))
