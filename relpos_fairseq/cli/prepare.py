@@ -27,7 +27,7 @@ from relpos_fairseq.preparation.settings import (
 from relpos_fairseq.preparation.settings import check_glue as check_glue
 from relpos_fairseq.preparation.settings import check_mlm as check_mlm
 from relpos_fairseq.text import KINDS
-from relpos_fairseq.text.tokenizer import IDENTITY, NORMALIZATIONS
+from relpos_fairseq.text.subwords import IDENTITY, NORMALIZATIONS
 
 TEXT = "text (plain, .gz, .bz2 or .xz)"
 

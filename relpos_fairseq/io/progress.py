@@ -96,6 +96,11 @@ def table(rows: Iterable[Sequence], headers: Sequence[str], written: bool = Fals
     return tabulate.tabulate(list(rows), headers, tablefmt="github", **formats)
 
 
+def visible(text: str) -> str:
+    """Return a text with escapes for the characters that cannot be seen, such as a tab or a zero-width space."""
+    return "".join([one if one.isprintable() else one.encode("unicode_escape").decode() for one in text])
+
+
 def markdown_text(text: str) -> str:
     """Return text of others, such as a label, as one line of Markdown that shows it and does nothing else."""
     return MARKUP.sub(r"\\\g<0>", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")

@@ -124,8 +124,6 @@ class DecodingCache:
             self._gather()
         count = new["key"].size(2)
         start, stop = self.length, self.length + count
-        if not all(_fits(buffer, rows, stop) for buffer in self._buffers.values()):
-            self._gather()  # rows of finished sentences do not grow
         for name, part in new.items():
             if part is None:
                 continue
@@ -135,7 +133,8 @@ class DecodingCache:
                 self._buffers[name] = torch.cat([*past, part], dim=2)
                 continue
             if not _fits(buffer, rows, stop):
-                self._buffers[name] = buffer = _grown(buffer, part, start, stop)
+                self._gather()  # all of them, which have one capacity: rows of finished sentences do not grow
+                self._buffers[name] = buffer = _grown(self._buffers.get(name), part, start, stop)
             buffer[:rows, :, start:stop].copy_(part)
         if self.places is not None:
             own = torch.arange(rows)[:, None].expand(rows, count)

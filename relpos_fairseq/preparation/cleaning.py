@@ -21,7 +21,7 @@ import regex
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import open_together, write_json
 from relpos_fairseq.io.processes import ordered_map
-from relpos_fairseq.io.progress import progress
+from relpos_fairseq.io.progress import progress, visible
 from relpos_fairseq.preparation.lengths import CHARACTERS, SLACK, Lengths
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, MALFORMED, Chunk, Text, read_chunks
 from relpos_fairseq.preparation.settings import DUPLICATE, FILTERS, Limits
@@ -192,8 +192,7 @@ def decode_cut(line: bytes) -> str:
 
 def shown(line: str) -> str:
     """Return the beginning of a line, at most SHOWN characters, with escapes for those that cannot be seen."""
-    line = f"{line[: SHOWN - 1]}…" if len(line) > SHOWN else line
-    return "".join([c if c.isprintable() else c.encode("unicode_escape").decode() for c in line])
+    return visible(f"{line[: SHOWN - 1]}…" if len(line) > SHOWN else line)
 
 
 def add_examples(into: dict[str, list], more: dict[str, list]) -> None:

@@ -43,7 +43,7 @@ from relpos_fairseq.text.assets import ParallelText
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import read_dictionary
 from relpos_fairseq.text.moses import FastMoses, Normaliser, on_one_line
-from relpos_fairseq.text.tokenizer import IDENTITY, load_subwords
+from relpos_fairseq.text.subwords import IDENTITY, load_subwords
 from relpos_fairseq.text.training import learn_sentencepiece, learn_subword_nmt
 
 Counts = dict[str, list[int]]  # pairs, source words and target words, by reason

@@ -28,14 +28,12 @@ from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import SPECIAL, UNK, read_dictionary, symbol_of
 from relpos_fairseq.text.folders import FILES, holds_tokenizer, load_tokenizer, tokenizer_paths
 from relpos_fairseq.text.levels import BUILT_IN, LevelText
+from relpos_fairseq.text.subwords import IDENTITY, NORMALIZATIONS, load_subwords
 from relpos_fairseq.text.tokenizer import (
-    IDENTITY,
-    NORMALIZATIONS,
     SENTENCEPIECE,
     SENTENCEPIECE_MODEL,
     SUBWORD_NMT,
     load_sentencepiece,
-    load_subwords,
     stands_alone,
     word_start_flags,
 )

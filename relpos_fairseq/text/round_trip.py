@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from relpos_fairseq.io.progress import visible
 from relpos_fairseq.text.dictionary import UNKNOWN, WORD_START
 
 if TYPE_CHECKING:
@@ -90,8 +91,4 @@ def _around(line: str, back: str) -> tuple[str, str]:
     pairs = enumerate(zip(line, back, strict=False))
     first = next((place for place, (one, other) in pairs if one != other), min(len(line), len(back)))
     start = max(0, first - BEFORE)
-    return _shown(line[start : first + AFTER]), _shown(back[start : first + AFTER])
-
-
-def _shown(text: str) -> str:
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return visible(line[start : first + AFTER]), visible(back[start : first + AFTER])

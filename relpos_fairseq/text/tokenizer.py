@@ -6,22 +6,20 @@ own.  Importing this file needs none of them.
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import os
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import write_bytes
-from relpos_fairseq.text.dictionary import CONTINUED, MASK, SPECIAL, UNKNOWN, WORD_START, is_text, write_dictionary
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
+from relpos_fairseq.text.dictionary import MASK, SPECIAL, UNKNOWN, WORD_START, write_dictionary
 
 State = dict[str, Any]  # the content of a tokenizer.json
 _RESERVED = (*SPECIAL, MASK)
@@ -29,9 +27,6 @@ _RESERVED = (*SPECIAL, MASK)
 SPELLINGS = (_RESERVED, ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"), ("[CLS]", "<pad>", "[SEP]", "<unk>", "[MASK]"))
 SENTENCEPIECE_MODEL = "sentencepiece.model"
 SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"  # kinds of subwords of `prepare wmt`
-IDENTITY = "identity"  # a normalization that leaves all but white space
-NORMALIZATIONS = (IDENTITY, "nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf")  # sentencepiece's names
-REMEMBERED = 24_000  # words whose subword-nmt subwords are cached
 _KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram"}
 _HIDDEN = "\0"  # before the name of a special symbol that a model would find in text
 # `<mask>` takes the place of a word and of the space before it.
@@ -479,61 +474,7 @@ def load_sentencepiece(model: Path | bytes) -> Any:
         raise UserError(f"{name} is not a sentencepiece model: {error}") from None
 
 
-def with_spaces(line: str) -> str:
-    """Return a line with spaces for sentencepiece's mark of a space, which its model cannot tell from one."""
-    return " ".join(line.replace(WORD_START, " ").split()) if WORD_START in line else line
-
-
 def usable_pieces(processor: Any) -> list[str]:
     """Return the subwords of a sentencepiece model in order, without control and unknown symbols."""
     numbers = range(processor.get_piece_size())
     return [processor.id_to_piece(n) for n in numbers if not (processor.is_control(n) or processor.is_unknown(n))]
-
-
-class SubwordNmt:
-    """Splits the words of a line as subword-nmt does with a file of merges; caches the subwords of frequent words.
-
-    A word's last subword has no mark; one that would be taken for a special symbol, or to go on, is split once more.
-    """
-
-    def __init__(self, codes: Path):
-        from subword_nmt.apply_bpe import BPE
-
-        with redirect_stderr(io.StringIO()) as said, codes.open(encoding="utf-8") as file:
-            try:
-                self.library = BPE(file)
-            except (SystemExit, ValueError, IndexError) as error:  # the library ends the program
-                told = " ".join(said.getvalue().split()) or error
-                raise UserError(f"{codes} holds no merges of subword-nmt ({told}): copy it again") from None
-        self.subwords = lru_cache(REMEMBERED)(self.split)
-
-    def split(self, word: str) -> list[str]:
-        """Split a word; the library's own cache, which is not bounded, is not used."""
-        if not word:
-            return []
-        self.library.cache.clear()
-        *found, last = self.library.segment_tokens([word])
-        while not is_text(last):
-            found.append(f"{last[0]}{CONTINUED}")
-            last = last[1:]
-        return [*found, last]
-
-    def __call__(self, line: str) -> list[str]:
-        """Return the subwords of a line's words, between which there is one space."""
-        return [subword for word in line.split(" ") for subword in self.subwords(word)]
-
-
-def load_subwords(kind: str, path: Path) -> Callable[[str], list[str]]:
-    """Return a function from a line to its subwords, from a file of merges or a model.
-
-    `kind` is "subword-nmt" or "sentencepiece". No subword is a special symbol, whatever the line says.
-    """
-    if kind == SUBWORD_NMT:
-        return SubwordNmt(path)
-    processor = load_sentencepiece(path)
-
-    def cut(line: str) -> list[str]:
-        found = processor.encode(with_spaces(line), out_type=str)
-        return [part for one in found for part in (one if one in SPECIAL else [one])]
-
-    return cut

@@ -22,7 +22,7 @@ from relpos_fairseq.preparation.cleaning import Cleaner, Filter, Limits, sampled
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, Chunk, Text, map_lines
 from relpos_fairseq.text import training
 from relpos_fairseq.text.moses import Detokeniser, FastMoses, Normaliser, join_subwords
-from relpos_fairseq.text.tokenizer import SubwordNmt, load_subwords
+from relpos_fairseq.text.subwords import SubwordNmt, load_subwords
 from relpos_fairseq.text.training import learn_sentencepiece
 
 LANGUAGES = ("en", "de", "cs", "fr")

@@ -1,0 +1,71 @@
+"""Cut lines into subwords, by subword-nmt's merges or a model of sentencepiece, so that text comes back from them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from functools import lru_cache
+from pathlib import Path
+
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.text.dictionary import CONTINUED, SPECIAL, WORD_START, is_text
+from relpos_fairseq.text.tokenizer import SUBWORD_NMT, load_sentencepiece
+
+IDENTITY = "identity"  # a normalization that leaves all but white space
+NORMALIZATIONS = (IDENTITY, "nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf")  # sentencepiece's names
+REMEMBERED = 24_000  # words whose subword-nmt subwords are cached
+
+
+def with_spaces(line: str) -> str:
+    """Return a line with spaces for sentencepiece's mark of a space, which its model cannot tell from one."""
+    return " ".join(line.replace(WORD_START, " ").split()) if WORD_START in line else line
+
+
+class SubwordNmt:
+    """Splits the words of a line as subword-nmt does with a file of merges; caches the subwords of frequent words.
+
+    A word's last subword has no mark; one that would be taken for a special symbol, or to go on, is split once more.
+    """
+
+    def __init__(self, codes: Path):
+        from subword_nmt.apply_bpe import BPE
+
+        with redirect_stderr(io.StringIO()) as said, codes.open(encoding="utf-8") as file:
+            try:
+                self.library = BPE(file)
+            except (SystemExit, ValueError, IndexError) as error:  # the library ends the program
+                told = " ".join(said.getvalue().split()) or error
+                raise UserError(f"{codes} holds no merges of subword-nmt ({told}): copy it again") from None
+        self.subwords = lru_cache(REMEMBERED)(self.split)
+
+    def split(self, word: str) -> list[str]:
+        """Split a word; the library's own cache, which is not bounded, is not used."""
+        if not word:
+            return []
+        self.library.cache.clear()
+        *found, last = self.library.segment_tokens([word])
+        while not is_text(last):
+            found.append(f"{last[0]}{CONTINUED}")
+            last = last[1:]
+        return [*found, last]
+
+    def __call__(self, line: str) -> list[str]:
+        """Return the subwords of a line's words, between which there is one space."""
+        return [subword for word in line.split(" ") for subword in self.subwords(word)]
+
+
+def load_subwords(kind: str, path: Path) -> Callable[[str], list[str]]:
+    """Return a function from a line to its subwords, from a file of merges or a model.
+
+    `kind` is "subword-nmt" or "sentencepiece". No subword is a special symbol, whatever the line says.
+    """
+    if kind == SUBWORD_NMT:
+        return SubwordNmt(path)
+    processor = load_sentencepiece(path)
+
+    def cut(line: str) -> list[str]:
+        found = processor.encode(with_spaces(line), out_type=str)
+        return [part for one in found for part in (one if one in SPECIAL else [one])]
+
+    return cut
