@@ -141,10 +141,13 @@ class RelPosEncoder(TransformerEncoderBase):
             x = self.quant_noise(x)
         return x, embedding
 
-    def reorder_encoder_out(self, encoder_out: dict[str, list[Tensor]], new_order: Tensor) -> dict[str, list[Tensor]]:
+    def reorder_encoder_out(
+        self, encoder_out: dict[str, list[Tensor]], new_order: Tensor, cached: bool = False
+    ) -> dict[str, list[Tensor]]:
         """Select rows of the encoder's output, as beam search does; copy nothing if each row keeps its source.
 
-        `sources` (B,) numbers the source sentence of each row: all beams of one sentence are equal.
+        `sources` (B,) numbers the source sentence of each row: all beams of one sentence are equal.  Where the decoder
+        has cached what it reads of them, only these numbers are selected.
         """
         known = encoder_out.get("sources")
         if not known:
@@ -153,7 +156,8 @@ class RelPosEncoder(TransformerEncoderBase):
         sources = known[0].index_select(0, new_order)
         if torch.equal(sources, known[0]):
             return encoder_out
-        return super().reorder_encoder_out(encoder_out, new_order) | {"sources": [sources]}
+        kept = encoder_out if cached else super().reorder_encoder_out(encoder_out, new_order)
+        return kept | {"sources": [sources]}
 
     def max_positions(self) -> int:
         return limit_of(self.positions)

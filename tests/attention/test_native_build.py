@@ -22,7 +22,7 @@ from schemes.test_schemes import call as make_call
 from cases import Case
 from helpers import ROOT
 from relpos_fairseq.attention import api, attend
-from relpos_fairseq.attention.native import build, step
+from relpos_fairseq.attention.native import build, candidates, step
 from relpos_fairseq.attention.native import call as calls
 from relpos_fairseq.attention.native.__main__ import main
 
@@ -271,9 +271,10 @@ def test_a_call_of_another_size(sources: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @needs_compiler
 def test_call_h_is_mirrored(sources: Path) -> None:
-    """Every field of call.h and step.h stands where Python has it, in fp32 and fp64."""
+    """Every field of call.h, step.h and candidates.h stands where Python has it, in fp32 and fp64."""
     mirrors = {"Tensor": calls.TensorArg, "Table": calls.TableArg, "Call": calls.Call}
     mirrors |= {"StepTables": step.StepTablesArg, "StepCall": step.StepCall}
+    mirrors |= {"CandidatesCall": candidates.CandidatesCall}
     asked, expected = [], []
     for struct, mirror in mirrors.items():
         for name, _ in mirror._fields_:
@@ -281,8 +282,9 @@ def test_call_h_is_mirrored(sources: Path) -> None:
             expected.append(getattr(mirror, name).offset)
         asked.append(f"sizeof({struct})")
         expected.append(ctypes.sizeof(mirror))
+    headers = "".join(f'#include "{build.SOURCES / name}"\n' for name in ("step.h", "candidates.h"))
     (sources / "kernel.c").write_text(
-        f'#include <stddef.h>\n#include "{build.SOURCES / "step.h"}"\nint64_t found[] = {{{", ".join(asked)}}};\n'
+        f"#include <stddef.h>\n{headers}int64_t found[] = {{{', '.join(asked)}}};\n", encoding="utf-8"
     )
     for defined in build.DEFINED.values():
         library = build.load(sources, defined)

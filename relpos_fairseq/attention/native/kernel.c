@@ -11,6 +11,7 @@
 #endif
 
 #include "backward.h"
+#include "candidates.h"
 #include "step.h"
 
 /* A thread keeps its buffers between calls, so that the system need not map their pages again; large ones are freed,
@@ -172,6 +173,21 @@ int relpos_step(const StepCall *call)
 }
 
 int64_t relpos_step_size(void) { return sizeof(StepTables) + sizeof(StepCall); }
+
+/* Find the candidates of each row of logits (candidates.h): write `log_probs` and `units`. */
+void relpos_candidates(const CandidatesCall *call)
+{
+#pragma omp parallel num_threads(call->threads)
+    {
+        unsigned mode = flush_subnormals();
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < call->rows; row++)
+            candidates_of_row(call, row);
+        restore_mode(mode);
+    }
+}
+
+int64_t relpos_candidates_size(void) { return sizeof(CandidatesCall); }
 
 int64_t relpos_groups(const Call *call)
 {

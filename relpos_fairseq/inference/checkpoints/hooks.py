@@ -25,6 +25,7 @@ from omegaconf import open_dict
 from torch import Tensor
 
 from relpos_fairseq.config import help_text
+from relpos_fairseq.inference.checkpoints.narrow_search import narrowed
 from relpos_fairseq.inference.model_card import write_card
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import read_json
@@ -137,12 +138,15 @@ def install_text_hub() -> None:
 
 
 def tell_length_of_generation() -> None:
-    """Let fairseq's search tell decoders the longest sequence that it may write, for rotations scaled by length."""
+    """Let fairseq's search tell decoders the longest sequence that it may write, for rotations scaled by length.
+
+    Its beam search reads our models' candidates alone.
+    """
 
     @replaces(SequenceGenerator, "_generate")  # through which every way into every search goes
-    def search(original, self, sample, *args, **kwargs):
+    def search(original, self, sample, prefix_tokens=None, **kwargs):
         with generation_of(_longest(self, sample)):
-            return original(self, sample, *args, **kwargs)
+            return original(narrowed(self, prefix_tokens), sample, prefix_tokens, **kwargs)
 
     @replaces(SequenceGeneratorWithAlignment, "generate")  # which reads what was written once more
     def generate(original, self, models, sample, **kwargs):

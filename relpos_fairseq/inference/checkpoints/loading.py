@@ -246,6 +246,7 @@ class BeamSearch:
         """Return the generator of a search; the last one is kept."""
         if self._generator[0] != search:
             generator = self.trained.task.build_generator([self.trained.model], search)
+            generator.weighs = False
             self._generator = (search, generator)
         return self._generator[1]
 

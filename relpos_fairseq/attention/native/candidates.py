@@ -1,0 +1,82 @@
+"""Find what beam search reads of the logits of a vocabulary, by the kernel in C with the arguments of candidates.h."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.attention.native import build
+from relpos_fairseq.attention.native.call import kernel
+
+WORK_OF_A_THREAD = 1 << 16  # logits that are worth a thread
+_integer, _pointer = ctypes.c_int64, ctypes.c_void_p
+
+
+class CandidatesCall(ctypes.Structure):
+    """candidates.h's struct CandidatesCall, field by field."""
+
+    _fields_ = [
+        ("logits", _pointer),
+        *((name, _integer) for name in ("rows", "row_stride", "vocabulary", "first", "best", "threads")),
+        ("temperature", ctypes.c_double),
+        ("log_probs", _pointer),
+        ("units", _pointer),
+    ]
+
+
+def serves(logits: Tensor) -> bool:
+    """Return whether the kernel can read logits (rows, V)."""
+    known = logits.is_cpu and logits.dtype in build.DEFINED and not logits.requires_grad
+    return known and logits.stride(-1) == 1 and build.problem(logits.dtype) is None
+
+
+def candidates(logits: Tensor, first: int, best: int, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities (rows, first + best) of logits (rows, V), and the number of each in the vocabulary.
+
+    Args:
+        logits: for which `serves` is True.
+        first: how many units from the vocabulary's first on each row has, likely or not.
+        best: how many of the most likely others it has behind them, in descending order.
+        temperature: by which logits are divided.
+
+    Raises:
+        ValueError: the vocabulary has fewer units, or none of the others is asked for.
+    """
+    rows, vocabulary = logits.shape
+    if first < 0 or best < 1 or first + best > vocabulary:
+        raise ValueError(f"{first} first and {best} best candidates of a vocabulary of {vocabulary} units")
+    log_probs = logits.new_empty(rows, first + best)
+    units = torch.empty(rows, first + best, dtype=torch.long)
+    call = CandidatesCall(
+        logits=logits.data_ptr(),
+        rows=rows,
+        row_stride=logits.stride(0),
+        vocabulary=vocabulary,
+        first=first,
+        best=best,
+        threads=max(1, min(torch.get_num_threads(), rows * vocabulary // WORK_OF_A_THREAD)),
+        temperature=temperature,
+        log_probs=log_probs.data_ptr(),
+        units=units.data_ptr(),
+    )
+    _function(logits.dtype)(call)
+    return log_probs, units
+
+
+@functools.cache
+def _function(dtype: torch.dtype) -> Callable[[CandidatesCall], None]:
+    """Return the library's function for fp32 or fp64.
+
+    Raises:
+        build.BuildError: the library's struct has another size than the one in this file.
+    """
+    library = kernel(dtype)
+    library.relpos_candidates_size.restype = _integer
+    if library.relpos_candidates_size() != ctypes.sizeof(CandidatesCall):
+        raise build.BuildError("candidates.h and candidates.py are of two versions; install the package anew")
+    library.relpos_candidates.argtypes, library.relpos_candidates.restype = [ctypes.POINTER(CandidatesCall)], None
+    return library.relpos_candidates
