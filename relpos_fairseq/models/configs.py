@@ -26,6 +26,7 @@ from omegaconf import II, OmegaConf
 
 from relpos_fairseq.config import PositionConfig, help_text
 from relpos_fairseq.models.memory_positions import KINDS
+from relpos_fairseq.models.pruning import pruning_of
 from relpos_fairseq.schemes import DEFAULT, EXAMPLE
 
 DEFAULT_LENGTH = 1024
@@ -35,10 +36,12 @@ _DROPPED = ("encoder_position_scheme", "decoder_position_scheme")
 
 
 def plain(cfg: Any) -> dict[str, Any]:
-    """Return the values of a DictConfig, a Namespace or a dataclass."""
+    """Return the values of a DictConfig, a Namespace or a dataclass, with those that change where layers are kept."""
     if OmegaConf.is_config(cfg):
-        return OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-    return dict(vars(cfg))
+        values = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+    else:
+        values = dict(vars(cfg))
+    return values | pruning_of(values).options
 
 
 SinglePlacement = make_dataclass(
@@ -128,8 +131,6 @@ def nested_decoder(cfg: Any) -> TransformerConfig:
     flat["max_target_positions"] = next(n for n in lengths if isinstance(n, int))
     for key in ("decoder_input_dim", "decoder_output_dim"):
         flat[key] = flat.get(key) or flat["decoder_embed_dim"]
-    if flat["decoder_layers_to_keep"]:
-        flat["decoder_layers"] = len(flat["decoder_layers_to_keep"].split(","))
     if flat["offload_activations"]:
         flat["checkpoint_activations"] = True
     _check(flat)
@@ -222,8 +223,6 @@ def namespace(cfg: Any, task_positions: int) -> argparse.Namespace:
     for name in ("activation_fn", "pooler_activation_fn"):
         setattr(args, name, str(getattr(args, name)))
     args.max_positions = args.max_positions or task_positions
-    if args.encoder_layers_to_keep:
-        args.encoder_layers = len(args.encoder_layers_to_keep.split(","))
     args.layernorm_embedding = not args.no_layernorm_embedding
     args.no_scale_embedding = args.no_token_positional_embeddings = True
     return args
