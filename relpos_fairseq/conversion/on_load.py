@@ -68,7 +68,7 @@ def convert_on_load() -> None:
         checkpoint = original(path, *args, **kwargs)
         model, converts, resets = _loading.get()
         pruning = pruning_of_checkpoint(checkpoint) if model is None else getattr(model, "pruning", NOTHING)
-        if prune_checkpoint(checkpoint, pruning, path) and not (model is None or resets):
+        if prune_checkpoint(checkpoint, pruning, path, resumes=not converts) and not (model is None or resets):
             raise ConversionError(
                 f"{path} has layers that are not kept, and an optimizer for all of them: give --reset-optimizer, or "
                 f"begin by --finetune-from-model"

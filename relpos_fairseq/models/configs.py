@@ -98,7 +98,7 @@ class LanguageModelFlags(SinglePlacement):
     offload_activations: bool = help_text(False, "as that, keeping their inputs in CPU memory")
     decoder_layerdrop: float = help_text(0.0, "LayerDrop probability")
     decoder_layers_to_keep: Optional[str] = help_text(  # noqa: UP045
-        None, "layers to keep of a checkpoint trained with LayerDrop, separated by commas"
+        None, "layers to keep of --decoder-layers, from 0 and separated by commas, each with its own scheme"
     )
     quant_noise_pq: float = help_text(0.0, "quantisation noise (iterative PQ)")
     quant_noise_pq_block_size: int = help_text(8, "its block size")
@@ -200,7 +200,7 @@ class RelPosRobertaConfig(SinglePlacement):
     untie_weights_roberta: bool = help_text(False, "output projection of its own, not the embedding")
     encoder_layerdrop: float = help_text(0.0, "LayerDrop probability")
     encoder_layers_to_keep: Optional[str] = help_text(  # noqa: UP045
-        None, "layers to keep of a checkpoint trained with LayerDrop, separated by commas"
+        None, "layers to keep of --encoder-layers, from 0 and separated by commas, each with its own scheme"
     )
     checkpoint_activations: bool = help_text(False, "recompute layers in the backward pass")
     offload_activations: bool = help_text(False, "as that, keeping their inputs in CPU memory")

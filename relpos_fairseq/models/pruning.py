@@ -52,7 +52,7 @@ class Kept:
         order = [*(member.name for member in members_of(name)), "scale", "segments"]
         found = []
         for entry in entries:
-            key, value = entry.split("=")
+            key, _, value = entry.partition("=")
             if key == "scale":
                 scales = self._parts(value)[: len(name.split("/"))]
                 entry = f"scale={'/'.join(scales if len(set(scales)) > 1 else scales[:1])}"
@@ -61,7 +61,7 @@ class Kept:
         return " ".join([name, *(entry for _, entry in sorted(found, key=lambda pair: pair[0]))])
 
     def _parts(self, text: str) -> list[str]:
-        parts = text.split("/")
+        parts = [part.strip() for part in text.split("/")]
         return [parts[number % len(parts)] for number in self.numbers]
 
 
@@ -161,10 +161,14 @@ def _write(config: Any, options: Mapping[str, Any]) -> None:
         vars(config).update(options)
 
 
-def prune_checkpoint(checkpoint: dict[str, Any], pruning: Pruning, path: str) -> bool:
+def prune_checkpoint(checkpoint: dict[str, Any], pruning: Pruning, path: str, resumes: bool) -> bool:
     """Leave out layers of a checkpoint, of its tensors and in its options, in place; tell whether it had them.
 
-    One that has as many layers as stay was pruned before, as where a training resumes under the flags it began with.
+    Args:
+        checkpoint: what fairseq loaded.
+        pruning: which layers stay.
+        path: its file, for messages.
+        resumes: it may have as many layers as stay: it was pruned when the training of these flags began.
 
     Raises:
         ValueError: it has another number of layers.
@@ -173,7 +177,7 @@ def prune_checkpoint(checkpoint: dict[str, Any], pruning: Pruning, path: str) ->
     asked: dict[str, Any] = {}
     for side, kept in pruning.kept.items():
         count = len({m["number"] for m in map(_LAYER.match, checkpoint["model"]) if m and _side(m) == side})
-        if count != kept.total and count != len(kept.numbers):
+        if count != kept.total and not (resumes and count == len(kept.numbers)):
             raise ValueError(f"{kept.flag}: {path} has {count} layers, not {kept.total}: give --{side}-layers {count}")
         if count > len(kept.numbers):
             found[side] = kept

@@ -92,6 +92,9 @@ def test_what_is_refused(corpus: cli.Corpus, whole: Path, tmp_path: Path) -> Non
     more = (*TRANSLATION, "--decoder-layers", "6", *flags, "--finetune-from-model", whole)
     with pytest.raises(ValueError, match="has 4 layers, not 6: give --decoder-layers 4"):
         cli.train(corpus, tmp_path / "other", *more, *STILL)
+    again = (*TRANSLATION, *flags, "--finetune-from-model", tmp_path / "checkpoint_last.pt")
+    with pytest.raises(ValueError, match="has 2 layers, not 4: give --decoder-layers 2"):
+        cli.train(corpus, tmp_path / "other", *again, *STILL)
     with pytest.raises(ValueError, match="--encoder-layers-to-keep 0,4: give numbers of 0 to 3"):
         cli.generate(corpus, whole, "--model-overrides", repr({"encoder_layers_to_keep": "0,4"}))
 

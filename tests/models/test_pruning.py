@@ -45,6 +45,7 @@ CASES = [
     ("relpos_transformer_lm", {"position_scheme": "rope/deberta+t5/m4", "position_scale": "2"}, {"decoder": "0,1,3"}),
     ("relpos_transformer_lm", {"position_scheme": "rope/deberta/m4/t5"}, {"decoder": "1,3"}),
     ("relpos_transformer_lm", {"position_scheme": "rope/deberta/m4/deberta"}, {"decoder": "1,2,3"}),
+    ("relpos_transformer_lm", {"position_scheme": "m4/ deberta"}, {"decoder": "0,2,3"}),
     ("relpos_transformer_lm", {"position_scheme": "alibi/rope/rope"}, {"decoder": "1,2"}),
     ("relpos_transformer_xl", {"position_scheme": "transformer_xl/rope"}, {"decoder": "1,2"}),
     ("relpos_transformer_xl", {"position_scheme": "none", "window_positions": "every"}, {"decoder": "0,2"}),
