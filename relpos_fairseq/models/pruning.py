@@ -121,7 +121,7 @@ def _schemes(values: Mapping[str, Any], kept: Mapping[str, Kept]) -> dict[str, s
 
 
 def _positions(values: Mapping[str, Any]) -> Any:
-    """Return the position flags among a model's options; those that an old checkpoint lacks have their defaults."""
+    """Return the position flags among a model's options."""
     names = (part.name for part in fields(PositionConfig))
     return PositionConfig(**{name: str(values[name]) for name in names if values.get(name) is not None})
 
@@ -148,8 +148,19 @@ def pruning_of_checkpoint(checkpoint: Mapping[str, Any]) -> Pruning:
 
 
 def _pruning_of_config(config: Any) -> Pruning:
-    name = getattr(config, "_name", None) or getattr(config, "arch", None) or ""
-    return pruning_of(plain(config)) if str(name).startswith("relpos_") else NOTHING
+    return pruning_of(_values(config)) if _name(config).startswith("relpos_") else NOTHING
+
+
+def _name(config: Any) -> str:
+    return str(getattr(config, "_name", None) or getattr(config, "arch", None))
+
+
+def _values(config: Any) -> dict[str, Any]:
+    """Return a config's options, with the defaults of those that a recipe of hydra or an old checkpoint lacks."""
+    from fairseq.models import MODEL_DATACLASS_REGISTRY
+
+    known = MODEL_DATACLASS_REGISTRY.get(_name(config))
+    return (vars(known()) if known else {}) | plain(config)
 
 
 def _write(config: Any, options: Mapping[str, Any]) -> None:
@@ -184,7 +195,7 @@ def prune_checkpoint(checkpoint: dict[str, Any], pruning: Pruning, path: str, re
             asked |= {f"{side}_layers": count, f"{side}_layers_to_keep": ",".join(map(str, kept.numbers))}
     if found:
         config = checkpoint["cfg"]["model"]
-        values = plain(config)
+        values = _values(config)
         extra = checkpoint.get("extra_state") or {}
         for state in (checkpoint["model"], extra.get("ema"), extra.get("ema_fp32_params")):
             for side, kept in found.items():

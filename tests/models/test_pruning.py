@@ -143,6 +143,14 @@ def test_layers_that_stay_compute_the_same(
     assert torch.equal(scores(again, arch), expected)
 
 
+def test_options_that_a_recipe_leaves_out() -> None:
+    """They have the defaults of the size, by which layers are counted."""
+    cfg = OmegaConf.create({"_name": "relpos_roberta_tiny", "position_scheme": "m4/t5", "encoder_layers_to_keep": "1"})
+    model = models.build_model(cfg, task())
+    assert stack_of(model, "encoder").positions.plan.name == cfg.position_scheme == "t5"
+    assert (cfg.encoder_layers, cfg.encoder_layers_to_keep) == (1, None)
+
+
 @pytest.mark.parametrize(
     ("keep", "message"),
     [
