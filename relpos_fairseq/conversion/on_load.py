@@ -36,7 +36,7 @@ _MUST_AGREE = (
     *("activation_fn", "layer_norm_eps", "encoder_normalize_before", "no_layernorm_embedding"),
 )
 # The model that the trainer loads a checkpoint into, whether --finetune-from-model names the checkpoint, and whether
-# the optimizer begins anew.
+# optimizer and memory begin anew.
 _loading: ContextVar[tuple[nn.Module | None, bool, bool]] = ContextVar("loading", default=(None, False, False))
 
 
@@ -55,7 +55,8 @@ def convert_on_load() -> None:
                 f"--finetune-from-model {filename} is a folder: give the model.pt in it; a Hugging "
                 f"Face folder is converted by relpos convert first"
             )
-        token = _loading.set((self.get_model(), begins, reset_optimizer))
+        forgets = begins or self.cfg.checkpoint.reset_dataloader or not hasattr(self.task, "set_checkpoint_dict")
+        token = _loading.set((self.get_model(), begins, reset_optimizer and forgets))
         try:
             return original(self, filename, reset_optimizer, *args, **kwargs)
         finally:
@@ -70,8 +71,8 @@ def convert_on_load() -> None:
         pruning = pruning_of_checkpoint(checkpoint) if model is None else getattr(model, "pruning", NOTHING)
         if prune_checkpoint(checkpoint, pruning, path, resumes=not converts) and not (model is None or resets):
             raise ConversionError(
-                f"{path} has layers that are not kept, and an optimizer for all of them: give --reset-optimizer, or "
-                f"begin by --finetune-from-model"
+                f"{path} has layers that are not kept, and an optimizer or memory for all of them: give "
+                f"--reset-optimizer --reset-dataloader, or begin by --finetune-from-model"
             )
         if isinstance(model, RelPosRobertaModel):
             prepare(checkpoint, path, model, converts)

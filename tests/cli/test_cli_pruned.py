@@ -84,7 +84,7 @@ def test_an_option_that_only_layers_left_out_take(corpus: cli.Corpus, whole: Pat
 
 def test_what_is_refused(corpus: cli.Corpus, whole: Path, tmp_path: Path) -> None:
     flags, _ = keeping(("decoder",))
-    with pytest.raises(ConversionError, match="an optimizer for all of them: give --reset-optimizer"):
+    with pytest.raises(ConversionError, match="for all of them: give --reset-optimizer"):
         cli.train(corpus, tmp_path, *TRANSLATION, *flags, "--restore-file", whole, *STILL)
     reset = [f"--reset-{what}" for what in ("optimizer", "dataloader", "lr-scheduler", "meters")]
     cli.train(corpus, tmp_path, *TRANSLATION, *flags, "--restore-file", whole, *reset, *STILL)
@@ -132,6 +132,11 @@ def test_memory(tmp_path: Path, window: str) -> None:
     kept = tmp_path / "kept" / "checkpoint_last.pt"
     assert loss(kept) == loss(whole, "--model-overrides", "{'decoder_layers_to_keep': '1,2'}") != loss(whole)
     assert options(kept)["position_scheme"] == "rope/none"
+    again = [*given, *flags, *STILL, "--save-dir", tmp_path / "again", "--restore-file", whole, "--reset-optimizer"]
+    with pytest.raises(ConversionError, match="memory for all of them: give --reset-optimizer --reset-dataloader"):
+        cli.call(*again)
+    cli.call(*again, "--reset-dataloader", "--reset-lr-scheduler", "--reset-meters")
+    assert loss(tmp_path / "again" / "checkpoint_last.pt") == loss(kept)
 
 
 RANKING = ["--task", "sentence_ranking", "--criterion", "sentence_ranking", "--num-classes", "2", "--init-token", "0"]
