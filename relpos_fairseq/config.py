@@ -107,7 +107,7 @@ def resolve(
     _refuse_untaken(config, tuple(sides) or (side,))
     decoder_only = shape.causal and not sides
     parts = (
-        _resolve_part(config, members, shape, model, decoder_only) for members in parse_layers(_scheme_of(config, side))
+        _resolve_part(config, members, shape, model, decoder_only) for members in parse_layers(scheme_of(config, side))
     )
     return PositionPlan.of_parts(tuple(parts))
 
@@ -133,31 +133,48 @@ def _resolve_part(
     )
 
 
-def _scheme_of(config: Flags, side: str) -> str:
+def scheme_of(config: Flags, side: str) -> str:
+    """Return the name of the position scheme of a side of the model, or where side is "" of its one stack."""
     own = getattr(config, f"{side}_position_scheme", "auto") if side else "auto"
     return config.position_scheme if own in ("auto", None) else own
 
 
 def _refuse_untaken(config: Flags, sides: tuple[str, ...]) -> None:
-    """Raise an error for an option that no side's scheme takes (a decoder beside an encoder never takes the reset)."""
-    schemes = {side: sum(parse_layers(_scheme_of(config, side)), ()) for side in sides}
+    """Raise an error for an option that no side's scheme takes."""
+    for option, value in untaken(config, sides).items():
+        names = "+".join(dict.fromkeys(m.name for side in sides for m in members_of(scheme_of(config, side))))
+        raise ValueError(f"{option.flag} {value} does not apply to position scheme {names}: leave it out or at auto")
+
+
+def untaken(config: Flags, sides: Iterable[str]) -> dict[Option, str]:
+    """Return the options given that no side's scheme takes (a decoder beside an encoder never takes the reset)."""
+    schemes = {side: members_of(scheme_of(config, side)) for side in sides}
     taken = {
         option
         for side, members in schemes.items()
         for member in members
         for option in member.takes
-        if not (option is RESET_CLS and side == "decoder" and len(sides) > 1)
+        if not (option is RESET_CLS and side == "decoder" and len(schemes) > 1)
     }
     shared_alike = getattr(config, "segment_share", "auto") in ("auto", None)
     if str(config.segment_encoding) == "head" and shared_alike:
         taken.add(SHARE)
-    for option in OPTIONS:
-        value = _given(config, option)
-        if value is not None and option not in taken:
-            names = "+".join(dict.fromkeys(m.name for part in schemes.values() for m in part))
-            raise ValueError(
-                f"{option.flag} {value} does not apply to position scheme {names}: leave it out or at auto"
-            )
+    given = {option: _given(config, option) for option in OPTIONS if option not in taken}
+    return {option: value for option, value in given.items() if value is not None}
+
+
+def members_of(name: str) -> tuple[type[PositionScheme], ...]:
+    """Return the members of all layers of a scheme, each once, in the order of `PositionPlan.members`."""
+    return tuple(dict.fromkeys(member for part in parse_layers(name) for member in part))
+
+
+def shared_members(config: Flags, name: str) -> list[str]:
+    """Return the members of a scheme that all its layers share, in the order of `Placement.shared`."""
+    shares = {
+        member: (_given(config, SHARE) or member.default_share) if SHARE in member.takes else "none"
+        for member in members_of(name)
+    }
+    return [m.name for m, share in shares.items() if SchemePlan(m, SchemeOptions(share=share)).across_layers]
 
 
 def _given(config: Flags, option: Option) -> str | None:

@@ -46,10 +46,12 @@ def connect_ours() -> None:
 
     from relpos_fairseq.conversion import on_load
     from relpos_fairseq.inference.checkpoints import hooks
+    from relpos_fairseq.models.pruning import prune_before_building
     from relpos_fairseq.patches.training import keep_bf16_off_tpu
     from relpos_fairseq.tasks import sentence_pairs
 
     sentence_pairs.supply_segments()
+    prune_before_building()
     on_load.convert_on_load()
     hooks.compare_text_on_load()
     hooks.save_assets_with_checkpoints()

@@ -22,6 +22,7 @@ from relpos_fairseq.conversion import ConversionError, NotExactError, convert, l
 from relpos_fairseq.conversion.layouts import ENCODER
 from relpos_fairseq.conversion.report import ConversionReport
 from relpos_fairseq.conversion.source import EncoderSource
+from relpos_fairseq.models.pruning import NOTHING, prune_checkpoint, pruning_of_checkpoint
 from relpos_fairseq.placement import Placement, PositionPlan, decode_text
 from relpos_fairseq.scheme import AttentionShape, PositionMismatchError
 
@@ -34,8 +35,9 @@ _MUST_AGREE = (
     *("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads"),
     *("activation_fn", "layer_norm_eps", "encoder_normalize_before", "no_layernorm_embedding"),
 )
-# The model that the trainer loads a checkpoint into, and whether --finetune-from-model names the checkpoint.
-_loading: ContextVar[tuple[nn.Module | None, bool]] = ContextVar("loading", default=(None, False))
+# The model that the trainer loads a checkpoint into, whether --finetune-from-model names the checkpoint, and whether
+# optimizer and memory begin anew.
+_loading: ContextVar[tuple[nn.Module | None, bool, bool]] = ContextVar("loading", default=(None, False, False))
 
 
 def convert_on_load() -> None:
@@ -46,16 +48,17 @@ def convert_on_load() -> None:
     from relpos_fairseq.patches.table import replaces
 
     @replaces(Trainer, "load_checkpoint")
-    def load_checkpoint(original, self, filename, *args, **kwargs):
+    def load_checkpoint(original, self, filename, reset_optimizer=False, *args, **kwargs):
         begins = filename == self.cfg.checkpoint.finetune_from_model
         if begins and os.path.isdir(filename):
             raise ConversionError(
                 f"--finetune-from-model {filename} is a folder: give the model.pt in it; a Hugging "
                 f"Face folder is converted by relpos convert first"
             )
-        token = _loading.set((self.get_model(), begins))
+        forgets = begins or self.cfg.checkpoint.reset_dataloader or not hasattr(self.task, "set_checkpoint_dict")
+        token = _loading.set((self.get_model(), begins, reset_optimizer and forgets))
         try:
-            return original(self, filename, *args, **kwargs)
+            return original(self, filename, reset_optimizer, *args, **kwargs)
         finally:
             _loading.reset(token)
 
@@ -64,7 +67,13 @@ def convert_on_load() -> None:
         from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 
         checkpoint = original(path, *args, **kwargs)
-        model, converts = _loading.get()
+        model, converts, resets = _loading.get()
+        pruning = pruning_of_checkpoint(checkpoint) if model is None else getattr(model, "pruning", NOTHING)
+        if prune_checkpoint(checkpoint, pruning, path, resumes=not converts) and not (model is None or resets):
+            raise ConversionError(
+                f"{path} has layers that are not kept, and an optimizer or memory for all of them: give "
+                f"--reset-optimizer --reset-dataloader, or begin by --finetune-from-model"
+            )
         if isinstance(model, RelPosRobertaModel):
             prepare(checkpoint, path, model, converts)
         elif converts:
@@ -166,8 +175,6 @@ def _check(source: EncoderSource, model: RelPosRobertaModel, path: str) -> None:
         ConversionError: names the option that differs.
     """
     for name in _MUST_AGREE:
-        if name == "encoder_layers" and model.args.encoder_layers_to_keep:
-            continue  # fairseq leaves out the others after this
         has, wants = source.values[name], getattr(model.args, name)
         if str(has) != str(wants):
             raise ConversionError(

@@ -26,6 +26,7 @@ from omegaconf import II, OmegaConf
 
 from relpos_fairseq.config import PositionConfig, help_text
 from relpos_fairseq.models.memory_positions import KINDS
+from relpos_fairseq.models.pruning import pruning_of
 from relpos_fairseq.schemes import DEFAULT, EXAMPLE
 
 DEFAULT_LENGTH = 1024
@@ -35,10 +36,12 @@ _DROPPED = ("encoder_position_scheme", "decoder_position_scheme")
 
 
 def plain(cfg: Any) -> dict[str, Any]:
-    """Return the values of a DictConfig, a Namespace or a dataclass."""
+    """Return the values of a DictConfig, a Namespace or a dataclass, with those that change where layers are kept."""
     if OmegaConf.is_config(cfg):
-        return OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-    return dict(vars(cfg))
+        values = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+    else:
+        values = dict(vars(cfg))
+    return values | pruning_of(values).options
 
 
 SinglePlacement = make_dataclass(
@@ -95,7 +98,7 @@ class LanguageModelFlags(SinglePlacement):
     offload_activations: bool = help_text(False, "as that, keeping their inputs in CPU memory")
     decoder_layerdrop: float = help_text(0.0, "LayerDrop probability")
     decoder_layers_to_keep: Optional[str] = help_text(  # noqa: UP045
-        None, "layers to keep of a checkpoint trained with LayerDrop, separated by commas"
+        None, "layers to keep of --decoder-layers, from 0 and separated by commas, each with its own scheme"
     )
     quant_noise_pq: float = help_text(0.0, "quantisation noise (iterative PQ)")
     quant_noise_pq_block_size: int = help_text(8, "its block size")
@@ -128,8 +131,6 @@ def nested_decoder(cfg: Any) -> TransformerConfig:
     flat["max_target_positions"] = next(n for n in lengths if isinstance(n, int))
     for key in ("decoder_input_dim", "decoder_output_dim"):
         flat[key] = flat.get(key) or flat["decoder_embed_dim"]
-    if flat["decoder_layers_to_keep"]:
-        flat["decoder_layers"] = len(flat["decoder_layers_to_keep"].split(","))
     if flat["offload_activations"]:
         flat["checkpoint_activations"] = True
     _check(flat)
@@ -199,7 +200,7 @@ class RelPosRobertaConfig(SinglePlacement):
     untie_weights_roberta: bool = help_text(False, "output projection of its own, not the embedding")
     encoder_layerdrop: float = help_text(0.0, "LayerDrop probability")
     encoder_layers_to_keep: Optional[str] = help_text(  # noqa: UP045
-        None, "layers to keep of a checkpoint trained with LayerDrop, separated by commas"
+        None, "layers to keep of --encoder-layers, from 0 and separated by commas, each with its own scheme"
     )
     checkpoint_activations: bool = help_text(False, "recompute layers in the backward pass")
     offload_activations: bool = help_text(False, "as that, keeping their inputs in CPU memory")
@@ -222,8 +223,6 @@ def namespace(cfg: Any, task_positions: int) -> argparse.Namespace:
     for name in ("activation_fn", "pooler_activation_fn"):
         setattr(args, name, str(getattr(args, name)))
     args.max_positions = args.max_positions or task_positions
-    if args.encoder_layers_to_keep:
-        args.encoder_layers = len(args.encoder_layers_to_keep.split(","))
     args.layernorm_embedding = not args.no_layernorm_embedding
     args.no_scale_embedding = args.no_token_positional_embeddings = True
     return args

@@ -75,12 +75,12 @@ class RelPosLanguageModel(FairseqLanguageModel):
     ) -> Any:
         """Load parameters as fairseq does, after a check that the checkpoint belongs to this model.
 
-        There is no check if `strict` is false or --decoder-layers-to-keep prunes layers.
+        There is no check if `strict` is false.
 
         Raises:
             ModelMismatchError: the checkpoint belongs to another model.
         """
-        if strict and not getattr(model_cfg or args, "decoder_layers_to_keep", None):
+        if strict:
             refuse_foreign(self.state_dict(), state_dict, type(self).__name__)
         return super().load_state_dict(state_dict, strict, model_cfg, args)
 

@@ -206,6 +206,16 @@ def test_an_exact_conversion_on_load_starts_where_the_source_stood(packed, pretr
     assert tables and not any(table.any() for table in tables)
 
 
+def test_some_layers_of_a_plain_roberta_are_converted(packed, pretrained, tmp_path):
+    start = ("--finetune-from-model", pretrained["plain"], "--lr", "0", "--segment-encoding", "head")
+    output = train(packed, tmp_path, 16, "--position-scheme", "learned+m4", "--encoder-layers-to-keep", "1", *start)
+    assert "conversion: exact     yes" in output
+    made = load(tmp_path / "checkpoint_last.pt")
+    name = "encoder.sentence_encoder.layers.{}.fc1.weight"
+    assert torch.equal(made["model"][name.format(0)], load(pretrained["plain"])["model"][name.format(1)])
+    assert made["cfg"]["model"]["encoder_layers"] == 1
+
+
 def test_restore_file_never_converts(packed, pretrained, tmp_path):
     reset = ("--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler")
     with pytest.raises(ValueError, match="--finetune-from-model converts fairseq's RoBERTa"):

@@ -11,7 +11,6 @@ from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
 from fairseq.criterions.sentence_prediction import SentencePredictionConfig
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.models.roberta.model import RobertaModel
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from cases import CASES, ENCODERS, Case, randomize
@@ -318,19 +317,6 @@ def test_low_precision_and_compile() -> None:
     torch.testing.assert_close(torch.compile(model, backend="eager")(ids)[0], expected)
     got = model.bfloat16()(ids)[0].float()
     assert (got - expected).abs().max() < 0.1 * expected.abs().max()
-
-
-def test_layers_to_keep() -> None:
-    """A model of some of a checkpoint's layers, each with its own tables."""
-    whole = randomized(small_roberta(position_scheme="m4", encoder_layers=3))
-    model = small_roberta(position_scheme="m4", encoder_layers_to_keep="0,2")
-    cfg = OmegaConf.create({"_name": "relpos_roberta", "encoder_layers_to_keep": "0,2"})
-    model.load_state_dict(dict(whole.state_dict()), model_cfg=cfg)
-    kept, layers = (m.encoder.sentence_encoder.layers for m in (model, whole))
-    assert len(kept) == 2
-    for one, other in zip(kept, (layers[0], layers[2]), strict=True):
-        for name, value in other.state_dict().items():
-            assert torch.equal(one.state_dict()[name], value), name
 
 
 def test_adaptive_pruning() -> None:
