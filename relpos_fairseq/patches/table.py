@@ -24,7 +24,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 from fairseq.trainer import Trainer
 
-from relpos_fairseq.patches import checkpoints, literal_options, training
+from relpos_fairseq.patches import checkpoints, literal_options, processes, training
 
 # Changes that replace no single function.
 SETTINGS: tuple[Callable[[], None], ...] = (
@@ -57,9 +57,17 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (SequenceGenerator, "_generate", training.generate),
     (TranslationMultiSimpleEpochTask, "build_generator", training.build_generator),
     (PathManager, "copy", checkpoints.copy),
-    (wrapper, "DistributedDataParallel", training.wrap_on_cpu),
-    (distributed, "call_main", training.call_main),
-    (distributed, "distributed_main", training.distributed_main),
+    (wrapper, "DistributedDataParallel", processes.wrap_on_cpu),
+    (wrapper, "DistributedDataParallel", processes.find_dropped_layers),
+    (Trainer, "train_step", processes.train_step),
+    (distributed, "call_main", processes.call_main),
+    (distributed, "distributed_main", processes.distributed_main),
+    (distributed, "all_gather_list", processes.all_gather_list),
+    (checkpoint_utils, "load_model_ensemble_and_task", processes.load_model_ensemble_and_task),
+)
+# The same of a command that is running already: hydra-train.
+PATCHES_OF_RUNNING: tuple[tuple[str, str, Callable], ...] = (
+    ("fairseq_cli.train", "add_defaults", processes.add_defaults),
 )
 
 
@@ -68,7 +76,8 @@ def apply_patches() -> None:
     is_command = not {"fairseq_cli", f"{__name__.partition('.')[0]}.cli"}.isdisjoint(sys.modules)
     for change in (*SETTINGS, *(OF_COMMANDS if is_command else ())):
         change()
-    for owner, name, patch in PATCHES:
+    running = [(sys.modules[owner], *row) for owner, *row in PATCHES_OF_RUNNING if owner in sys.modules]
+    for owner, name, patch in (*PATCHES, *running):
         replaces(owner, name)(patch)
 
 

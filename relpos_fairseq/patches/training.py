@@ -33,6 +33,7 @@ from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretra
 
 from relpos_fairseq.io.stages import check_unchanged
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
+from relpos_fairseq.patches.processes import refuse_copies
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.assets import word_starts
 
@@ -222,72 +223,6 @@ def build_optimizer(original, self):
     return original(self)
 
 
-def wrap_on_cpu(original, module, device_ids=None, output_device=None, **kwargs):
-    """Give torch's DistributedDataParallel no device where the parameters are on a CPU."""
-    if all(parameter.device.type == "cpu" for parameter in module.parameters()):
-        device_ids = output_device = None
-    return original(module=module, device_ids=device_ids, output_device=output_device, **kwargs)
-
-
-TASKS_OF_OTHERS = {"multilingual_translation": "multilingual_transformer", "translation_lev": "levenshtein_transformer"}
-
-
-def call_main(original, cfg, main, **kwargs):
-    """On CPUs use gloo, and train with the processes that torchrun or --distributed-init-method joins to this one."""
-    given = cfg.distributed_training
-    _refuse_misfits(cfg)
-    if _without_gpu(cfg):
-        tell_of_waiting_threads()
-        by_torchrun = all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))
-        if given.distributed_init_method is None and by_torchrun and int(os.environ["WORLD_SIZE"]) > 1:
-            given.distributed_init_method, given.device_id = "env://", 0
-            given.distributed_world_size = int(os.environ["WORLD_SIZE"])
-            given.distributed_rank = int(os.environ["RANK"])
-        if given.distributed_backend == "nccl":  # the default needs GPUs
-            given.distributed_backend = "gloo"
-        if given.distributed_init_method is not None:  # this process is one of them
-            given.distributed_no_spawn = True
-    return original(cfg, main, **kwargs)
-
-
-def tell_of_waiting_threads() -> None:
-    """Log how to keep OpenMP's threads from spinning while they wait, where other processes need the cores too."""
-    passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
-    cores = os.cpu_count() or 1
-    if passive or torch.get_num_threads() == 1 or os.getloadavg()[0] + torch.get_num_threads() < cores + 0.5:
-        return
-    logger.info(
-        "%d threads beside a load of %.1f on %d cores: OMP_WAIT_POLICY=passive in the environment keeps waiting "
-        "threads from taking cores that other processes need (up to five times faster)",
-        *(torch.get_num_threads(), os.getloadavg()[0], cores),
-    )
-
-
-def _refuse_misfits(cfg: Any) -> None:
-    """Raise an error for a task that trains no model of ours, and for a context that is as long as a block."""
-    task, arch = (getattr(cfg.get(part), "_name", None) for part in ("task", "model"))
-    if task in TASKS_OF_OTHERS and str(arch).startswith("relpos_"):
-        raise ValueError(f"--task {task} trains {TASKS_OF_OTHERS[task]} alone, not {arch}: choose another --task")
-    block = getattr(cfg.get("task"), "tokens_per_sample", None)
-    context = getattr(cfg.get("eval_lm"), "context_window", 0)  # only eval-lm reads it
-    if block and context >= block:
-        raise ValueError(
-            f"--context-window {context} leaves nothing to score of --tokens-per-sample {block}: give less context"
-        )
-
-
-def distributed_main(original, i, main, cfg, kwargs):
-    """End gloo's group of processes after a command on CPUs: its threads must not outlive Python."""
-    original(i, main, cfg, kwargs)  # ends at a barrier
-    if _without_gpu(cfg) and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # its threads must not outlive Python
-
-
-def _without_gpu(cfg: Any) -> bool:
-    """Tell whether a command computes on CPUs: there is no GPU, or --cpu is given."""
-    return cfg.common.cpu or not torch.cuda.is_available()
-
-
 PACKAGE = str(Path(__file__).resolve().parents[1])
 ALL = "RELPOS_TRACEBACK"  # 1: every traceback is shown
 TEXTS = (
@@ -296,6 +231,7 @@ TEXTS = (
     r"'pin_memory' argument is set as true but no accelerator",
     r"Support for mismatched key_padding_mask and attn_mask",
     r"The given NumPy array is not writable",
+    r"`broadcast_buffers` is deprecated",
 )
 
 
@@ -332,9 +268,11 @@ def is_about_input(trace: TracebackType | None) -> bool:
 
 
 def parse_args_and_arch(original, parser, input_args=None, *args, **kwargs):
-    """Name our flag for --encoder-learned-pos and --decoder-learned-pos, where a model of ours is asked for."""
+    """Name our flag for --encoder-learned-pos and --decoder-learned-pos; refuse copies of a generation."""
     refuse_given(sys.argv[1:] if input_args is None else input_args)
-    return original(parser, input_args, *args, **kwargs)
+    parsed = original(parser, input_args, *args, **kwargs)
+    refuse_copies(parsed)
+    return parsed
 
 
 def refuse_given(given: Sequence[str]) -> None:

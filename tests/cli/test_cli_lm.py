@@ -11,7 +11,7 @@ import torch
 from fairseq import checkpoint_utils
 
 import relpos_fairseq  # noqa: F401
-from helpers.commands import QUIET, USER_DIR, call
+from helpers.commands import QUIET, USER_DIR, call, torchrun
 from relpos_fairseq.cli.evaluate import EvaluateLength
 from relpos_fairseq.evaluation.length import evaluate
 from relpos_fairseq.placement import PositionMismatchError
@@ -105,6 +105,16 @@ def test_eval_lm_and_its_context_window(text: Path, trained: Path) -> None:
         )
         found.append(float(re.search(r"Perplexity: ([\d.]+)", out)[1]))
     assert found[1] < found[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", ["lm", "xl"], indirect=True)
+def test_two_processes_evaluate_as_one(text: Path, trained: Path) -> None:
+    """Fairseq would print the perplexity of the first one's half of the text."""
+    flags = [text, "--user-dir", USER_DIR, "--path", trained, "--batch-size", "3", "--tokens-per-sample", "24", *QUIET]
+    one, two = call("eval_lm", *flags), torchrun("fairseq-eval-lm", *flags)
+    read = re.compile(r"Evaluated [\d,]+ tokens|Loss .*")
+    assert read.findall(two) == read.findall(one) and len(read.findall(one)) == 2
 
 
 def test_generation_is_the_full_forward(text: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

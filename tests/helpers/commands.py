@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -169,6 +170,21 @@ def command(*arguments: str | Path, fails: bool = False, cwd: Path = ROOT, stdin
         said = f"{done.stdout[-4000:]}\n{died}"
         raise CommandError(f"{program} ended with {done.returncode}:\n{said}")
     return done.stdout
+
+
+def torchrun(*arguments: str | Path, **more) -> str:
+    """Run a command as two processes of torchrun, and return what both print; `more` is of `command`."""
+    return command("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", *arguments, **more)
+
+
+def on_two_nodes(*arguments: str | Path) -> list[str]:
+    """Run a command on two nodes with a process each, as two commands of torchrun; what each of them prints."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    where = ("--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", str(port))
+    with ThreadPoolExecutor() as nodes:
+        run = lambda rank: command("torchrun", *where, "--node_rank", str(rank), "--no-python", *arguments)  # noqa: E731
+        return list(nodes.map(run, range(2)))
 
 
 def train(corpus: Corpus, save_dir: Path, *more: str | Path) -> str:

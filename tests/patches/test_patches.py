@@ -211,6 +211,20 @@ def test_a_gpu_keeps_nccl(config, alone) -> None:
     torch.distributed.destroy_process_group()
 
 
+def test_nodes_of_one_gpu_meet(config, alone, monkeypatch) -> None:
+    """Torchrun's processes, for which fairseq looks only where a node has two GPUs."""
+    if not config.common.cpu:
+        pytest.skip("there is none")
+    config.common.cpu = False
+    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    devices = []
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    assert call(config) == [1] and alone == ["nccl"] and devices == [0]
+    torch.distributed.destroy_process_group()
+
+
 def test_processes_on_cpus_train(config, alone) -> None:
     """One that is told where to meet others is the process of its rank, without a flag more."""
     config.distributed_training.distributed_init_method = "tcp://localhost:29500"

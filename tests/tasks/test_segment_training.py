@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.commands import USER_DIR, call, command, forked_training, load, losses, value
+from helpers.commands import USER_DIR, call, forked_training, load, losses, torchrun, value
 from helpers.segment_corpus import (
     QUIET,
     TASK,
@@ -378,19 +378,13 @@ def of_two(corpus, save_dir, *more: str) -> list[str]:
     return arguments(corpus, save_dir, "--batch-size", "1", *more)
 
 
-def two_processes(*given) -> str:
-    """Train with torchrun."""
-    launcher = ("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python")
-    return command(*launcher, "fairseq-train", *of_two(*given))
-
-
 @pytest.mark.slow
 def test_two_processes(corpus, tmp_path):
     """Two with batch 1 equal one with batch 2; a resume of two is bit-equal; of one an error."""
     still = ["--dropout", "0", "--activation-dropout", "0"]  # and Adam would magnify rounding
     still += ["--optimizer", "sgd", "--lr", "0.3", "--max-update", "12"]
     one = train(corpus, tmp_path / "one", *still)
-    two = two_processes(corpus, tmp_path / "two", *still)
+    two = torchrun("fairseq-train", *of_two(corpus, tmp_path / "two", *still))
     assert losses(two) == pytest.approx(losses(one), abs=2e-3)  # printed to three digits
     single, double = (tmp_path / name / "checkpoint_last.pt" for name in ("one", "two"))
     assert exact_loss(double) == pytest.approx(exact_loss(single), abs=1e-5)

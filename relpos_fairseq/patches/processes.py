@@ -1,0 +1,169 @@
+"""Patch how fairseq's commands train and evaluate on several processes; `table.py` says what each patch replaces.
+
+Every command but fairseq-generate passes `call_main`, which asks `_meet` how its processes meet.
+fairseq-hydra-train loads the plugin after that, and passes `add_defaults` before it trains.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from typing import Any
+
+import fairseq.distributed.utils as distributed
+import torch
+from fairseq import utils
+from fairseq.modules import LayerDropModuleList
+
+logger = logging.getLogger(__name__)
+TASKS_OF_OTHERS = {"multilingual_translation": "multilingual_transformer", "translation_lev": "levenshtein_transformer"}
+
+
+def wrap_on_cpu(original, module, device_ids=None, output_device=None, **kwargs):
+    """Give torch's DistributedDataParallel no device where the parameters are on a CPU."""
+    if all(parameter.device.type == "cpu" for parameter in module.parameters()):
+        device_ids = output_device = None
+    return original(module=module, device_ids=device_ids, output_device=output_device, **kwargs)
+
+
+def find_dropped_layers(original, module, *args, **kwargs):
+    """Let torch's DistributedDataParallel look for the layers that LayerDrop left out, which get no gradient."""
+    if any(isinstance(part, LayerDropModuleList) and part.p > 0 for part in module.modules()):
+        kwargs["find_unused_parameters"] = True
+    return original(module, *args, **kwargs)
+
+
+def train_step(original, self, *args, **kwargs):
+    """Name fairseq's flag where torch's DistributedDataParallel names its own argument."""
+    try:
+        return original(self, *args, **kwargs)
+    except RuntimeError as error:
+        if "find_unused_parameters=True" not in str(error):
+            raise
+    raise ValueError(
+        "several processes need a gradient of every parameter, and a step used only some of this model's: "
+        "give --find-unused-parameters (hydra: distributed_training.find_unused_parameters=true)"
+    )
+
+
+def call_main(original, cfg, main, **kwargs):
+    """On CPUs use gloo, and train with the processes that torchrun or --distributed-init-method joins to this one."""
+    _refuse_misfits(cfg)
+    if _without_gpu(cfg):
+        tell_of_waiting_threads()
+    _meet(cfg)
+    return original(cfg, main, **kwargs)
+
+
+def add_defaults(original, cfg):
+    """Let this process meet torchrun's others, where the plugin was loaded too late for `call_main`: hydra-train."""
+    original(cfg)
+    if torch.distributed.is_initialized():
+        return
+    _refuse_misfits(cfg)
+    _meet(cfg)
+    given = cfg.distributed_training
+    if given.distributed_init_method is not None:
+        if not _without_gpu(cfg):
+            torch.cuda.set_device(given.device_id)
+        distributed.distributed_init(cfg)
+        atexit.register(_leave)
+
+
+def distributed_main(original, i, main, cfg, kwargs):
+    """End gloo's group of processes after a command on CPUs: its threads must not outlive Python."""
+    original(i, main, cfg, kwargs)  # ends at a barrier
+    if _without_gpu(cfg):
+        _leave()
+
+
+def _leave() -> None:
+    """End this process's group, if it is in one."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def of_torchrun() -> int:
+    """Return the number of processes that torchrun started with this one; 1 where it did not start it."""
+    told = all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))
+    return int(os.environ["WORLD_SIZE"]) if told else 1
+
+
+def _meet(cfg: Any) -> None:
+    """Set how this process meets torchrun's others, whom fairseq looks for if it sees two GPUs, and gloo on CPUs."""
+    given, on_cpus = cfg.distributed_training, _without_gpu(cfg)
+    overlooked = given.distributed_init_method is None and (on_cpus or given.distributed_world_size == 1)
+    if overlooked and of_torchrun() > 1:
+        given.distributed_init_method, given.distributed_no_spawn = "env://", True
+        given.distributed_world_size, given.distributed_rank = of_torchrun(), int(os.environ["RANK"])
+        given.device_id = 0 if on_cpus else given.distributed_rank % torch.cuda.device_count()
+    if on_cpus:
+        if given.distributed_backend == "nccl":  # the default needs GPUs
+            given.distributed_backend = "gloo"
+        if given.distributed_init_method is not None:  # this process is one of them
+            given.distributed_no_spawn = True
+
+
+def all_gather_list(original, data, group=None, max_size=16384):
+    """Gather by the group's own backend on CPUs, where fairseq copies through a GPU."""
+    group = distributed.get_global_group() if group is None else group
+    if distributed.use_xla() or torch.distributed.get_backend(group) == "nccl":
+        return original(data, group, max_size)
+    gathered: list[Any] = [None] * distributed.get_world_size(group)
+    torch.distributed.all_gather_object(gathered, utils.move_to_cpu(data), group=group)
+    return gathered
+
+
+def load_model_ensemble_and_task(original, *args, **kwargs):
+    """Let the task of an evaluation count every sample once, on however many processes.
+
+    fairseq-validate evaluates the empty batches that make its shares equal, and fairseq-eval-lm prints the first
+    process's share as if it were all: here each process reads all, and the first one prints.
+    """
+    models, cfg, task = original(*args, **kwargs)
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        valid_step, loader = task.valid_step, getattr(task, "eval_lm_dataloader", None)
+        task.valid_step = lambda sample, *more: valid_step(sample, *more) if sample else (0, 0, {})
+        task.eval_lm_dataloader = lambda **options: loader(**options | {"num_shards": 1, "shard_id": 0})
+    return models, cfg, task
+
+
+def refuse_copies(args: Any) -> None:
+    """Raise a ValueError for a command that several processes would each do whole: fairseq-generate, -interactive."""
+    if hasattr(args, "beam") and getattr(args, "num_shards", 1) == 1 and of_torchrun() > 1:
+        raise ValueError(
+            f"each of torchrun's {of_torchrun()} processes would write all translations: start one without torchrun "
+            "(in a job of torchrun: with WORLD_SIZE unset), or give each --num-shards N and its --shard-id"
+        )
+
+
+def tell_of_waiting_threads() -> None:
+    """Log how to keep OpenMP's threads from spinning while they wait, where other processes need the cores too."""
+    passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+    cores = os.cpu_count() or 1
+    if passive or torch.get_num_threads() == 1 or os.getloadavg()[0] + torch.get_num_threads() < cores + 0.5:
+        return
+    logger.info(
+        "%d threads beside a load of %.1f on %d cores: OMP_WAIT_POLICY=passive in the environment keeps waiting "
+        "threads from taking cores that other processes need (up to five times faster)",
+        *(torch.get_num_threads(), os.getloadavg()[0], cores),
+    )
+
+
+def _refuse_misfits(cfg: Any) -> None:
+    """Raise an error for a task that trains no model of ours, and for a context that is as long as a block."""
+    task, arch = (getattr(cfg.get(part), "_name", None) for part in ("task", "model"))
+    if task in TASKS_OF_OTHERS and str(arch).startswith("relpos_"):
+        raise ValueError(f"--task {task} trains {TASKS_OF_OTHERS[task]} alone, not {arch}: choose another --task")
+    block = getattr(cfg.get("task"), "tokens_per_sample", None)
+    context = getattr(cfg.get("eval_lm"), "context_window", 0)  # only eval-lm reads it
+    if block and context >= block:
+        raise ValueError(
+            f"--context-window {context} leaves nothing to score of --tokens-per-sample {block}: give less context"
+        )
+
+
+def _without_gpu(cfg: Any) -> bool:
+    """Tell whether a command computes on CPUs: there is no GPU, or --cpu is given."""
+    return cfg.common.cpu or not torch.cuda.is_available()

@@ -1,0 +1,99 @@
+"""fairseq's commands as processes of torchrun: one model, and the numbers of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import relpos_fairseq  # noqa: F401
+from helpers import commands as cli
+from helpers.commands import QUIET, USER_DIR, Corpus
+from relpos_fairseq.patches import processes
+
+STILL = ("--position-scheme", "t5", "--dropout", "0", "--max-tokens", "200", "--max-update", "3")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return cli.write_corpus(tmp_path_factory.mktemp("processes"))
+
+
+def assert_same_model(one: Path, two: Path) -> None:
+    """Compare the parameters of the last checkpoints of two folders."""
+    expected, found = (cli.load(folder / "checkpoint_last.pt")["model"] for folder in (one, two))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_two_nodes_train_one_model(corpus: Corpus, tmp_path: Path) -> None:
+    """With half of a process's batch each, as one process with two batches an update."""
+    cli.train(corpus, tmp_path / "one", *STILL, "--update-freq", "2")
+    first, second = cli.on_two_nodes("fairseq-train", *cli.train_arguments(corpus, tmp_path / "two", *STILL))
+    assert "training on 2 devices" in first and "training on" not in second
+    assert "Warning" not in first + second
+    assert_same_model(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_hydra_trains_one_model(corpus: Corpus, tmp_path: Path) -> None:
+    """It loads the plugin after fairseq has asked how processes meet."""
+
+    def recipe(folder: str) -> list[str]:
+        return [
+            *("fairseq-hydra-train", "--config-dir", "examples/translation/config", "--config-name", "tiny"),
+            *(f"task.data={corpus.binary}", "task.source_lang=src", "task.target_lang=tgt", "common.cpu=true"),
+            *("model.position_scheme=t5", "optimization.max_update=3", f"checkpoint.save_dir={tmp_path / folder}"),
+            *("dataset.num_workers=0", "dataset.max_tokens=200"),
+        ]
+
+    cli.command(*recipe("one"), "optimization.update_freq=[2]")
+    said = cli.torchrun(*recipe("two"))
+    assert said.count("training on 2 devices") == said.count("training on") == 1
+    assert said.count("Saved checkpoint") == 1
+    assert_same_model(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_layers_are_dropped_on_two_processes(corpus: Corpus, tmp_path: Path) -> None:
+    """Each process drops its own layers; fairseq stops where their gradients do not agree afterwards."""
+    dropped = ("--encoder-layerdrop", "0.5", "--decoder-layerdrop", "0.5", "--max-update", "8")
+    said = cli.torchrun("fairseq-train", *cli.train_arguments(corpus, tmp_path, *STILL, *dropped))
+    assert "num_updates: 8 >= max_update" in said
+
+
+@pytest.mark.slow
+def test_two_processes_validate_as_one(corpus: Corpus, tmp_path: Path) -> None:
+    """Three batches: one process has an empty one."""
+    cli.train(corpus, tmp_path, *STILL)
+    path = tmp_path / "checkpoint_last.pt"
+    flags = [corpus.binary, "--user-dir", USER_DIR, "--path", path, *QUIET, "--task", "translation"]
+    flags += ["--max-tokens", "200", "--log-format", "simple", "--log-interval", "1000"]
+    one, two = cli.call("validate", *flags), cli.torchrun("fairseq-validate", *flags)
+    (expected,) = cli.losses(one, "valid")
+    assert set(cli.losses(two, "valid")) == {expected}
+    assert "Warning" not in two
+
+
+def test_no_process_repeats_a_translation(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    flags = cli.generate_arguments(corpus, Path("absent.pt"), "--task", "translation")
+    for tool in ("generate", "interactive"):
+        with pytest.raises(ValueError, match=r"each of torchrun's 2 processes would write all translations: .*--shard"):
+            cli.call(tool, *flags)
+    with pytest.raises(OSError, match="absent"):
+        cli.call("generate", *flags, "--num-shards", "2", "--shard-id", "1")
+
+
+@pytest.mark.parametrize("said", ["by passing find_unused_parameters=True to", "something else"])
+def test_the_flag_for_unused_parameters_is_named(said: str) -> None:
+    def step(self: object, samples: list) -> None:
+        raise RuntimeError(said)
+
+    error, match = (ValueError, "--find-unused-parameters") if "unused" in said else (RuntimeError, said)
+    with pytest.raises(error, match=match):
+        processes.train_step(step, None, [])
