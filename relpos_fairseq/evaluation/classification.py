@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from relpos_fairseq.heads import SEVERAL
-from relpos_fairseq.inference.commands import as_json, lines_of, quietly, writer
+from relpos_fairseq.inference.commands import as_json, quietly, writer
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.lines import lines_of
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.preparation.glue import shorten
 from relpos_fairseq.text.assets import SymbolText, Text, find_assets, read_text

@@ -13,18 +13,7 @@ from typing import Any
 from relpos_fairseq.inference.translator import Batching, Search, Translated, Translator, translate
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import open_text_out
-from relpos_fairseq.io.lines import BOM, LONGEST_LINE, decode, read_lines
-
-
-def lines_of(path: Path | None) -> Iterator[str]:
-    r"""Stream the lines of a file, or of standard input, without their ends (`\n`, `\r\n`); they must be UTF-8."""
-    if path is not None and str(path) != "-":
-        yield from read_lines(path)
-        return
-    for number, raw in enumerate(sys.stdin.buffer, start=1):
-        raw = raw.removeprefix(BOM) if number == 1 else raw
-        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-        yield decode("standard input", number, raw, LONGEST_LINE, "fail")
+from relpos_fairseq.io.lines import lines_of, read_lines
 
 
 @contextmanager

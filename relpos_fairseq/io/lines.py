@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import sys
 import zlib
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -46,6 +47,18 @@ def read_lines(
         count_line(counts, "lines")
         line = decode(path, number, raw, longest, on_bad_line, counts)
         if line is not None:
+            yield line
+
+
+def lines_of(path: Path | None) -> Iterator[str]:
+    r"""Stream the lines of a file, or of standard input, without their ends (`\n`, `\r\n`); they must be UTF-8."""
+    if path is not None and str(path) != "-":
+        yield from read_lines(path)
+        return
+    for number, raw in enumerate(sys.stdin.buffer, start=1):
+        raw = raw.removeprefix(BOM) if number == 1 else raw
+        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+        if (line := decode("standard input", number, raw, LONGEST_LINE, "fail")) is not None:
             yield line
 
 

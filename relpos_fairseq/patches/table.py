@@ -24,7 +24,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 from fairseq.trainer import Trainer
 
-from relpos_fairseq.patches import checkpoints, literal_options, processes, training
+from relpos_fairseq.patches import checkpoints, interactive, literal_options, processes, training
 
 # Changes that replace no single function.
 SETTINGS: tuple[Callable[[], None], ...] = (
@@ -65,9 +65,11 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (distributed, "all_gather_list", processes.all_gather_list),
     (checkpoint_utils, "load_model_ensemble_and_task", processes.load_model_ensemble_and_task),
 )
-# The same of a command that is running already: hydra-train.
+# The same of a command that is running already.
 PATCHES_OF_RUNNING: tuple[tuple[str, str, Callable], ...] = (
     ("fairseq_cli.train", "add_defaults", processes.add_defaults),
+    ("fairseq_cli.interactive", "buffered_read", interactive.buffered_read),
+    ("fairseq_cli.interactive", "make_batches", interactive.make_batches),
 )
 
 

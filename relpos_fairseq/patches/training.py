@@ -53,13 +53,24 @@ def restore_numpy_names() -> None:
         np.compat = types.SimpleNamespace(long=int)
 
 
-def batch_by_size(original, indices, *args, **kwargs):
-    """Keep the last batch, which fairseq leaves out, in evaluation too, if its size is no multiple of 8."""
+def batch_by_size(original, indices, num_tokens_fn, num_tokens_vec=None, max_tokens=None, **kwargs):
+    """Keep the last batch, which fairseq leaves out, in evaluation too, if its size is no multiple of 8.
+
+    Name a sample that no batch holds.
+    """
     if not isinstance(indices, np.ndarray):
         indices = np.fromiter(indices, dtype=np.int64, count=-1)
     if len(indices) == 0:
         return []
-    batches = original(indices, *args, **kwargs)
+    try:
+        batches = original(indices, num_tokens_fn, num_tokens_vec, max_tokens, **kwargs)
+    except AssertionError as error:
+        if "should not exceed max_tokens" not in str(error):
+            raise
+        size, sample = max((int(num_tokens_fn(index)), int(index)) for index in indices)
+        raise ValueError(
+            f"sample #{sample} has {size:,} tokens, and a batch --max-tokens {max_tokens:,}: raise it"
+        ) from None
     kept = sum(len(batch) for batch in batches)
     return batches if kept == len(indices) else [*batches, indices[kept:]]
 
@@ -215,7 +226,9 @@ def keep_bf16_off_tpu(args: argparse.Namespace) -> None:
 
 
 def build_optimizer(original, self):
-    """Raise a one-line error for --fp16 on a CPU, where fairseq would fail because CUDA is missing."""
+    """Raise a one-line error without --optimizer, and for --fp16 on a CPU, where fairseq would miss CUDA."""
+    if self.cfg.optimizer is None:
+        raise ValueError("a training needs --optimizer: --optimizer adam, or --optimizer relpos_adam")
     common = self.cfg.common
     scaled = common.fp16 and not (common.memory_efficient_fp16 or common.fp16_no_flatten_grads)
     if scaled and not self.cuda:
@@ -269,10 +282,29 @@ def is_about_input(trace: TracebackType | None) -> bool:
 
 def parse_args_and_arch(original, parser, input_args=None, *args, **kwargs):
     """Name our flag for --encoder-learned-pos and --decoder-learned-pos; refuse copies of a generation."""
-    refuse_given(sys.argv[1:] if input_args is None else input_args)
+    given = sys.argv[1:] if input_args is None else input_args
+    refuse_given(given)
+    usage = parser.error
+
+    def error(message: str) -> None:
+        refuse_values(parser, given)
+        usage(message)
+
+    parser.error = error
     parsed = original(parser, input_args, *args, **kwargs)
     refuse_copies(parsed)
     return parsed
+
+
+def refuse_values(parser: argparse.ArgumentParser, given: Sequence[str]) -> None:
+    """Raise a ValueError where a flag that takes no value is given True or False, as before fairseq 0.10."""
+    for flag, value in itertools.pairwise(given):
+        action = parser._option_string_actions.get(flag)
+        if value.lower() in ("true", "false") and action is not None and action.nargs == 0:
+            raise ValueError(
+                f"{flag} {value}: the flag takes no value; alone it means {action.const}, and without it "
+                f"{not action.const}"
+            )
 
 
 def refuse_given(given: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import multiprocessing
 import os
 import re
@@ -331,6 +332,32 @@ def test_a_bug_keeps_its_traceback(capsys, monkeypatch):
 def test_half_precision_needs_a_gpu(corpus, tmp_path):
     with pytest.raises(ValueError, match="--fp16 needs a GPU: on a CPU leave it out"):
         cli.train(corpus, tmp_path, "--fp16", *UPDATES)
+
+
+def test_a_flag_that_takes_no_value(corpus, checkpoint, tmp_path):
+    """Of every command; fairseq before 0.10 wanted True or False behind it."""
+    message = "--left-pad-source False: the flag takes no value; alone it means False, and without it True"
+    for run in (
+        lambda *more: cli.train(corpus, tmp_path, *more, *UPDATES),
+        lambda *m: cli.generate(corpus, checkpoint, *m),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run("--left-pad-source", "False")
+    with pytest.raises(SystemExit):  # as fairseq says it
+        cli.train(corpus, tmp_path, "--left-pad", "False", *UPDATES)
+
+
+def test_a_sample_longer_than_a_batch(corpus, checkpoint):
+    with pytest.raises(ValueError, match=r"sample #\d+ has \d+ tokens, and a batch --max-tokens 5: raise it"):
+        cli.generate(corpus, checkpoint, "--max-tokens", "5")
+
+
+def test_a_training_needs_an_optimizer(corpus, tmp_path):
+    given = list(map(str, cli.train_arguments(corpus, tmp_path, *UPDATES)))
+    pairs = [(flag, value) for flag, value in itertools.pairwise(given) if flag == "--optimizer" or "--adam" in flag]
+    rest = [part for part in given if part not in {part for pair in pairs for part in pair}]
+    with pytest.raises(ValueError, match="a training needs --optimizer: --optimizer adam, or --optimizer relpos_adam"):
+        cli.call("train", *rest)
 
 
 def test_flags_of_fairseqs_positions_name_ours(corpus, tmp_path):

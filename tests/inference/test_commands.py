@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
-from helpers.commands import QUIET, call, relpos
+from helpers.commands import QUIET, USER_DIR, call, command, relpos
 from helpers.commands import train as train_translation
 from helpers.lm_models import randomized, small_lm, small_xl
 from helpers.segment_corpus import character_model
@@ -76,6 +77,41 @@ def test_interactive_takes_raw_text(translation, tmp_path, capsys) -> None:
     said = call("interactive", *where, "--beam", "3", "--max-len-b", "20", *QUIET)
     found = [line.split("\t")[2] for line in said.splitlines() if line.startswith("D-")]
     assert found == lines_of(capsys, "translate", checkpoint, text, "--beam", "3", "--max-len-b", "20")
+
+
+def interactive(checkpoint: Path, text: str, *more: str, fails: bool = False) -> str:
+    """What fairseq-interactive prints of a text from standard input."""
+    where = ("--path", checkpoint, "--user-dir", USER_DIR, "--bpe", "relpos", "--cpu")
+    where += ("--tokenizer-folder", checkpoint.parent / "text", "--source-lang", "en", "--target-lang", "de")
+    more = ("--beam", "2", "--max-len-b", "9", *more)
+    return command("fairseq-interactive", checkpoint.parent / "text", *where, *more, stdin=text, fails=fails)
+
+
+@pytest.mark.slow
+def test_interactive_reads_lines_as_they_are(translation) -> None:
+    """A lone CR ends no line, an empty line has no words, and long ones are cut where that is asked for."""
+    checkpoint, _, _ = translation
+    text = "a\rb\r\n\n" + "a " * 50 + "\n"
+    for more in (("--buffer-size", "3", "--batch-size", "3"), ()):
+        limits = ("--truncate-source", "--max-source-positions", "7", "--nbest", "2")
+        said = interactive(checkpoint, text, *limits, *more).splitlines()
+        sources = [line.split("\t")[1] for line in said if re.match(r"S-\d+\t", line)]
+        assert len(sources) == 3 and not sources[1] and len(sources[2].split()) == 6
+        assert [line for line in said if line.startswith("H-1")] == ["H-1\t0.0\t"] * 2
+        assert [line for line in said if line.startswith(("D-1", "P-1"))] == ["D-1\t0.0\t", "P-1\t0.0000"] * 2
+        assert sum(line.startswith("D-2") and bool(line.split("\t")[2]) for line in said) == 2
+
+
+@pytest.mark.slow
+def test_interactive_numbers_the_line_that_is_too_long(translation) -> None:
+    checkpoint, _, _ = translation
+    text = "a\nb\n" + "a " * 50 + "\n"
+    for limit, said in {
+        "--max-tokens": "sample #0 has 51 tokens, and a batch --max-tokens 7: raise it",
+        "--max-source-positions": "Size of sample #0 is invalid .*; --truncate-source cuts such lines",
+    }.items():
+        last = interactive(checkpoint, text, limit, "7", fails=True).strip().splitlines()[-1]
+        assert re.fullmatch(f"ValueError: line 3 of the input: {said}", last)
 
 
 def test_options_have_types_of_which_fairseq_makes_flags() -> None:
