@@ -5,6 +5,7 @@ A patch is given the original function first, and then its arguments.
 
 import argparse
 import collections
+import contextvars
 import logging
 import os
 import re
@@ -37,6 +38,8 @@ OTHER_ROWS = re.compile(  # of embeddings of one width
     r"size mismatch for (\S*embed_tokens\.weight): copying a param with shape torch\.Size\(\[(\d+), (?P<width>\d+)\]\) "
     r"from checkpoint, the shape in current model is torch\.Size\(\[(\d+), (?P=width)\]\)"
 )
+# What is known of the training of the checkpoint that a trainer reads; None outside of such calls.
+_trained: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("_trained", default=None)
 LAST = "checkpoint_last.pt"  # of --restore-file by default
 MAKERS = (_reconstruct, scalar)  # numpy 1 and 2 save them under different paths
 
@@ -51,7 +54,10 @@ def allow_checkpoint_types() -> None:
 def load_checkpoint_to_cpu(original, path, *args, **kwargs):
     """Name a broken or malicious checkpoint in one line, where torch advises to run its code."""
     try:
-        return original(path, *args, **kwargs)
+        state = original(path, *args, **kwargs)
+        if (told := _trained.get()) is not None:
+            told |= training_of(state.get("cfg"))
+        return state
     except (FileNotFoundError, ValueError, MemoryError):
         raise
     except Exception as error:
@@ -73,10 +79,16 @@ def restore(original, cfg, trainer, **kwargs):
     return original(cfg, trainer, **kwargs)
 
 
-def load_checkpoint(original, self, filename, *args, **kwargs):
-    """Say what disagrees, positions or the dictionary, where the trainer says "ensure that the architectures match"."""
+def load_checkpoint(original, self, filename, reset_optimizer=False, *args, **kwargs):
+    """Say what disagrees: positions, the dictionary, or the optimizer, whose state fairseq may take and fail later."""
+    told: dict[str, str] = {}
+    token, refusal = _trained.set(told), None
     try:
-        return original(self, filename, *args, **kwargs)
+        loaded = original(self, filename, reset_optimizer, *args, **kwargs)
+    except AssertionError as error:
+        if "please reset the optimizer" not in str(error):
+            raise
+        refusal = error
     except Exception as error:
         if isinstance(error.__context__, PositionMismatchError):
             raise PositionMismatchError(f"{filename}: {error.__context__}") from None
@@ -87,6 +99,31 @@ def load_checkpoint(original, self, filename, *args, **kwargs):
                 f"with the checkpoint's dictionary (fairseq-preprocess --srcdict --tgtdict, relpos prepare ... --dict)"
             ) from None
         raise
+    finally:
+        _trained.reset(token)
+    if told and not reset_optimizer:
+        here = training_of(self.cfg)
+        others = [name for name in told if told[name] != here.get(name)]
+        if refusal or "optimizer" in others:
+            theirs, ours = (", ".join(side[name] for name in others or told) for side in (told, here))
+            raise ValueError(
+                f"{filename} was trained with {theirs}, and this training has {ours}: give the former, or "
+                f"--reset-optimizer, which begins with its parameters alone"
+            )
+    if refusal:
+        raise refusal
+    return loaded
+
+
+def training_of(cfg) -> dict[str, str]:
+    """Return how a config trains, as flags say it, by what an optimizer's state depends on; ours resume fairseq's."""
+    parts = {name: cfg.get(name) or {} for name in ("optimizer", "criterion", "common")} if cfg else {}
+    parts = {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in parts.items()}
+    kinds = {name: parts[name].get("_name") for name in ("optimizer", "criterion") if name in parts}
+    told = {name: f"--{name} {kind.removeprefix('relpos_')}" for name, kind in kinds.items() if kind}
+    if told:
+        told["precision"] = next((f"--{kind}" for kind in ("fp16", "bf16") if parts["common"].get(kind)), "fp32")
+    return told
 
 
 def overwrite_args_by_name(original, cfg, overrides):
