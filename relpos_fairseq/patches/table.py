@@ -20,6 +20,7 @@ from fairseq.file_io import PathManager
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.multilingual_language_modeling import MultilingualLanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 from fairseq.trainer import Trainer
@@ -56,6 +57,7 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (AdaptiveLoss, "forward", training.adaptive_loss),
     (SequenceGenerator, "_generate", training.generate),
     (TranslationMultiSimpleEpochTask, "build_generator", training.build_generator),
+    (MultilingualLanguageModelingTask, "eval_lm_dataloader", training.eval_lm_dataloader),
     (PathManager, "copy", checkpoints.copy),
     (wrapper, "DistributedDataParallel", processes.wrap_on_cpu),
     (wrapper, "DistributedDataParallel", processes.find_dropped_layers),

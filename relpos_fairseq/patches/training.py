@@ -194,6 +194,11 @@ def build_generator(original, self, models, args, *given, prefix_allowed_tokens_
     return original(self, models, args, *given, **kwargs)
 
 
+def eval_lm_dataloader(original, self, *args, **kwargs):
+    """Return batches, where the task of several languages returns what has no length and cannot be counted."""
+    return original(self, *args, **kwargs).next_epoch_itr(shuffle=False)
+
+
 def adaptive_loss(original, self, model, sample, reduce=True):
     """Say what a model without an adaptive softmax lacks, where fairseq asserts it."""
     if getattr(getattr(model, "decoder", None), "adaptive_softmax", None) is None:

@@ -117,6 +117,19 @@ def test_relpos_commands_run_the_checkpoint(name, data, tmp_path, capsys):
     assert cli.relpos("plot", checkpoint, "--out", tmp_path / "plot") == 0, capsys.readouterr().err
 
 
+def test_a_language_model_of_several_languages_is_evaluated(data, tmp_path):
+    """fairseq-eval-lm prints the perplexity that training's validation does."""
+    name = "multilingual_language_modeling"
+    arch, kind, more = TASKS[name]
+    given = [str(data[kind]), "--user-dir", str(cli.USER_DIR), "--task", name, *more]
+    model = ["--arch", arch, *TINY[arch], "--decoder-attention-heads", "2", "--save-dir", str(tmp_path)]
+    said = cli.call("train", *given, *model, *TRAIN, "--max-update", "2")
+    validated = re.search(r"valid on .*?ppl (\S+)", said)
+    where = ["--path", str(tmp_path / "checkpoint_last.pt"), "--gen-subset", "valid", "--cpu"]
+    evaluated = re.search(r"Perplexity: (\S+)", cli.call("eval_lm", *given[:5], *more[:2], *where))
+    assert float(evaluated[1]) == pytest.approx(float(validated[1]), abs=0.01)
+
+
 def test_a_checkpoint_of_several_languages_asks_for_two(data, tmp_path, capsys):
     """Translations are fairseq-generate's, and languages that it has not are named."""
     name, text = "translation_multi_simple_epoch", tmp_path / "in.txt"
