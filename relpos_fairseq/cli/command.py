@@ -169,7 +169,7 @@ def _reading(annotation: Any) -> dict[str, Any]:
 
 def parse(cls: type, program: str, argv: Sequence[str]) -> Any:
     """Read a command's arguments; returns an instance of its class."""
-    return cls(**vars(parser_of(cls, program).parse_args(argv)))
+    return cls(**vars(parser_of(cls, program).parse_intermixed_args(argv)))
 
 
 # Fields that name what a command writes, those that name what it reads and writes (a folder of work, a page that is

@@ -56,6 +56,12 @@ def test_fields_are_read_by_their_types(declared):
     assert command.COMMANDS == {"try out": declared}
 
 
+@pytest.mark.parametrize("words", ["a --needed 4 b", "--needed 4 a b", "a b --needed 4", "a --quick b --needed 4"])
+def test_arguments_stand_anywhere(declared, words):
+    found = command.parse(declared, "relpos try out", words.split())
+    assert found.files == ["a", "b"] and found.needed == 4
+
+
 def test_defaults_of_two_calls_are_not_one_list(declared):
     one, other = (command.parse(declared, "relpos try out", ["a", "--needed", "1"]) for _ in range(2))
     one.names.append("x")
