@@ -42,10 +42,10 @@ REQUIRES = [
     "packaging",
 ]
 
+# Where several install a package, a command that misses it names the first.
 EXTRAS = {
-    "test": ["pytest>=8", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "sentencepiece", "matplotlib"],
+    "fairseq": ["fairseq-fixed==0.12.3.1"],
     "plot": ["matplotlib"],
-    "benchmark": ["matplotlib", "sentencepiece"],
     "data": ["sentencepiece>=0.2", "protobuf", "sacremoses", "subword-nmt", "tokenizers>=0.20", "requests"],
     "convert": ["safetensors", "tokenizers>=0.20", "sentencepiece>=0.2", "protobuf"],
     "ct2": ["ctranslate2>=4.8.3"],
@@ -54,7 +54,10 @@ EXTRAS = {
     "transformers": ["transformers>=4.44", "safetensors"],
     "compare": ["jinja2", "pyyaml", "sentencepiece", "sacremoses", "scipy", "tabulate"],
     "slurm": ["submitit>=1.5"],
+    "benchmark": ["matplotlib", "sentencepiece"],
 }
+EXTRAS["all"] = sorted({package for extra in EXTRAS.values() for package in extra})
+EXTRAS["test"] = ["pytest>=8", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "sentencepiece", "matplotlib"]
 
 setup(
     name="relpos_fairseq",

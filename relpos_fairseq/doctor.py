@@ -20,6 +20,7 @@ from relpos_fairseq.attention.native import build
 from relpos_fairseq.attention.triton import call_signature, selftest, selftest_cache
 from relpos_fairseq.benchmarks.candidates import SchemeCandidate
 from relpos_fairseq.benchmarks.workload import AttentionSetting, schemes_for
+from relpos_fairseq.io import packages
 from relpos_fairseq.version import __version__
 
 SETS = ("sse4_2", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
@@ -50,6 +51,7 @@ def lines(quick: bool) -> Iterator[Line]:
     yield "relpos", f"{__version__}, {Path(__file__).resolve().parent}", False
     yield "torch", f"{torch.__version__}, {torch.get_num_threads()} threads", False
     yield _fairseq()
+    yield _optional()
     yield _processor()
     yield _kernel()
     if not quick and build.problem() is None:
@@ -69,6 +71,13 @@ def _fairseq() -> Line:
         said = f"does not import: {type(error).__name__}: {error}; run scripts/install.sh"
         return "fairseq", said, True
     return "fairseq", f"{fairseq.__version__}, {Path(fairseq.__file__).parent}", False
+
+
+def _optional() -> Line:
+    """Name the extras of which a package is not installed."""
+    found = [f"{extra} ({', '.join(those)})" for extra, those in packages.absent().items()]
+    known = "all are installed" if packages.extras() else "this copy was not installed: what it may use is unknown"
+    return "packages", f"not installed, by extra: {'; '.join(found)}" if found else known, False
 
 
 def _processor() -> Line:

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,8 +72,7 @@ def check_arguments(args: Options) -> None:
     args.head_dims = [int(number) for number in numbers]
     args.all = args.schemes == "all"
     args.schemes = schemes_of(args.schemes, schemes_for(attention=True))
-    if find_spec("triton") is None:
-        raise ValueError("the package triton is not installed: pip install triton")
+    import_module("triton")  # before anything is compiled
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import csv
 import ctypes
 import datetime
 import gc
+import importlib
 import math
 import platform
 import statistics
@@ -397,10 +398,7 @@ def check_plot(path: Path | None) -> None:
         return
     if path.suffix not in PLOT_KINDS:
         raise ValueError(f"--plot must end in {', '.join(PLOT_KINDS)}, got {path}")
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ValueError("--plot needs matplotlib: pip install matplotlib") from error
+    importlib.import_module("matplotlib")
 
 
 def draw_bars(path: Path, panels: dict[str, dict[str, float]], title: str) -> None:

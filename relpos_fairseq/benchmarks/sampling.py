@@ -130,7 +130,7 @@ def _timed(run: Callable[[int], None], workload: Workload, entered: float) -> Sa
 
 def _gpt2(model: nn.Module, words: int, workload: Workload) -> nn.Module:
     """Return transformers' GPT-2 of a language model's shape."""
-    transformers, decoder = require("transformers", "transformers"), model.decoder
+    transformers, decoder = require("transformers"), model.decoder
     layer = decoder.layers[0]
     config = transformers.GPT2Config(
         vocab_size=words,
@@ -147,7 +147,7 @@ def _gpt2(model: nn.Module, words: int, workload: Workload) -> nn.Module:
 
 def _transformer_xl(model: nn.Module, words: int, workload: Workload) -> nn.Module:
     """Return transformers' Transformer-XL of a language model's shape and memory, which release 5 no longer has."""
-    transformers, decoder = require("transformers", "transformers"), model.decoder
+    transformers, decoder = require("transformers"), model.decoder
     layer = decoder.layers[0]
     as_type = torch.Tensor.type_as  # 4.46 calls it with a type alone
     torch.Tensor.type_as = lambda x, like=None, dtype=None: x.to(dtype) if like is None else as_type(x, like)

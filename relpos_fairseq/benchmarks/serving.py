@@ -196,7 +196,7 @@ def _of_marian(cfg: Any, task: Any, beam: int) -> Writes:
     """Return the search of transformers' Marian, untrained."""
     import torch
 
-    transformers = require("transformers", "transformers")
+    transformers = require("transformers")
     sides = {
         **{f"{side}_layers": getattr(cfg, side).layers for side in ("encoder", "decoder")},
         **{f"{side}_ffn_dim": getattr(cfg, side).ffn_embed_dim for side in ("encoder", "decoder")},

@@ -189,7 +189,7 @@ class ExportTransformers:
         from relpos_fairseq.export.optional_imports import require
 
         for package in ("transformers", "safetensors"):
-            require(package, "transformers")
+            require(package)
         from relpos_fairseq.export.transformers_folder import export_generating, export_roberta, generates
 
         if generates(self.checkpoint):

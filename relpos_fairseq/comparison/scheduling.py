@@ -220,10 +220,7 @@ def run_jobs(comparison: Comparison, cluster: str) -> int:
     Returns:
         The exit status: 1 where a run failed.
     """
-    try:
-        import submitit
-    except ImportError:
-        raise UserError("--executor slurm needs submitit: pip install 'relpos_fairseq[slurm]'") from None
+    import submitit
 
     def in_jobs(comparison: Comparison, runs: list[Run]) -> dict[str, str]:
         executor = submitit.AutoExecutor(comparison.work.absolute() / "jobs", cluster=cluster)

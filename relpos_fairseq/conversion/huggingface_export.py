@@ -31,7 +31,6 @@ from relpos_fairseq.conversion.names import NEXT_SENTENCE, Names, matching
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError, Outputs, Probe
 from relpos_fairseq.conversion.source import EncoderSource, plan_of, separators_of
 from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint, symbols_of
-from relpos_fairseq.conversion.weight_files import import_safetensors
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, PRE_TRAINING, SPANS, TOKENS, Head
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
 from relpos_fairseq.scheme import PositionScheme
@@ -248,6 +247,8 @@ def _config(source: EncoderSource, family: Family, vocabulary: Vocabulary) -> di
 
 def save_hf(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
     """Write config.json and model.safetensors into a folder."""
+    from safetensors.torch import save_file
+
     tensors = {name: value.detach().clone().contiguous() for name, value in weights.items()}
     if config["tie_word_embeddings"]:
         for name in ("cls.predictions.decoder.weight", "lm_head.decoder.weight"):
@@ -255,7 +256,7 @@ def save_hf(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) ->
     for name in ("cls.predictions.bias", "lm_head.bias"):
         if name in tensors:  # transformers' release decides which name it reads
             tensors[name.replace("bias", "decoder.bias")] = tensors[name].clone()
-    import_safetensors().save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from relpos_fairseq.conversion.report import NotComparedError, Outputs
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
+from relpos_fairseq.io.packages import remedy
 from relpos_fairseq.text import load_tokenizer
 from relpos_fairseq.text.transformers_files import TRIED
 
@@ -36,8 +37,7 @@ def load_in_transformers(name: str, folder: Path) -> Any:
         import transformers
     except ImportError as error:
         raise NotComparedError(
-            f"transformers does not import here ({' '.join(str(error).split())[:99]}): "
-            f"pip install 'relpos_fairseq[transformers]'"
+            f"transformers does not import here ({' '.join(str(error).split())[:99]}): {remedy('transformers')}"
         ) from error
     version, verbosity = transformers_release(), transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()

@@ -22,7 +22,6 @@ from relpos_fairseq.conversion.names import OPENNMT
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.conversion.source import GeneratingSource, never_run
 from relpos_fairseq.conversion.vocabulary import order_words
-from relpos_fairseq.conversion.weight_files import import_safetensors
 
 LENGTH = 1024  # positions, where nobody says
 SPECIAL = {"<s>": "<s>", "<pad>": "<blank>", "</s>": "</s>", "<unk>": "<unk>"}
@@ -128,7 +127,9 @@ def _tensors(path: Path, checkpoint: dict[str, Any]) -> State:
     beside = path.with_suffix(".safetensors")
     if not beside.is_file():
         raise ConversionError(f"{path} holds no tensors, and {beside.name} is not beside it")
-    return import_safetensors().load_file(str(beside))
+    from safetensors.torch import load_file
+
+    return load_file(str(beside))
 
 
 def _named(weights: State, path: Path) -> State:

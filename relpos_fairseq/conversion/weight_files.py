@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import warnings
@@ -79,9 +80,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    library = import_safetensors() if path.suffix == ".safetensors" else None
+    named = importlib.import_module("safetensors.torch") if path.suffix == ".safetensors" else None
     try:
-        state = library.load_file(str(path)) if library else torch.load(path, map_location="cpu", weights_only=True)
+        state = named.load_file(str(path)) if named else torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # both libraries raise many types for a broken file
         raise ConversionError(unreadable(path, error, "file of weights")) from None
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
@@ -103,19 +104,6 @@ def _computable(value: Tensor, name: str, path: Path) -> Tensor:
             f"{path}: {name} is of the type {kind}, and weights are {', '.join(map(str, _COMPUTED))}: save it so"
         )
     return value.float() if small else value
-
-
-def import_safetensors() -> Any:
-    """Return the module safetensors.torch.
-
-    Raises:
-        ConversionError: it is not installed.
-    """
-    try:
-        import safetensors.torch as library
-    except ImportError:
-        raise ConversionError("this file needs the library safetensors: pip install safetensors") from None
-    return library
 
 
 # A class that a pickle names is never imported: `UnknownObject` stands in for it, whose instances keep their

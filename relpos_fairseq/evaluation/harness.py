@@ -12,10 +12,10 @@ from __future__ import annotations
 import sys
 
 from relpos_fairseq.io.command import wait_passively
+from relpos_fairseq.io.packages import remedy
 
 NAME = "relpos"
 MODEL = "relpos_fairseq.evaluation.harness_model:RelPosLM"
-EXTRA = "pip install 'relpos_fairseq[lm-eval]'"
 
 
 def register() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
         register()
         from lm_eval.__main__ import cli_evaluate
     except ImportError as error:
-        sys.exit(f"relpos-lm-eval: error: this needs lm_eval ({error}): {EXTRA}")
+        sys.exit(f"relpos-lm-eval: error: this needs lm_eval ({error}): {remedy('lm_eval')}")
     cli_evaluate()
 
 

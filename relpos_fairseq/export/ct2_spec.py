@@ -170,7 +170,7 @@ def engine() -> Any:
     Raises:
         ExportError: it is absent or too old.
     """
-    return require("ctranslate2", "ct2", LEAST)
+    return require("ctranslate2", LEAST)
 
 
 def transformer_spec(model: nn.Module, source: Any, target: Any) -> Any:

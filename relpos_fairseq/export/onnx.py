@@ -46,7 +46,7 @@ def export(checkpoint: Path, out: Path, data: Path | None, quantization: str | N
     if out.exists():
         raise ExportError(f"{out} exists: remove it, or name another folder")
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        require(package, "onnx")
+        require(package)
     model, _ = load_checkpoint(checkpoint, data)
     embed_plainly(model)
     kind = adapter_of(model.float().eval())
@@ -88,7 +88,7 @@ def card_of(facts: dict[str, Any]) -> dict[str, object]:
     """Return rows of the model card from relpos.json."""
     rows: dict[str, object] = {"graphs": ", ".join(facts["graphs"])}
     for package in ("onnx", "onnxruntime"):
-        rows[package] = require(package, "onnx").__version__
+        rows[package] = require(package).__version__
     known = ("encoder_positions", "positions", "longest")
     rows |= {name: facts[name] for name in known if facts.get(name) is not None}
     rows |= {f"comparison: {name}": value for name, value in facts["comparison"].items()}
@@ -141,7 +141,7 @@ def write(graph: Graph, path: Path) -> None:
 
 def quantize(path: Path) -> None:
     """Replace a graph's products with weights by those of integers, in place: inputs are quantized as they come."""
-    require("onnxruntime", "onnx")
+    require("onnxruntime")
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     parts = sorted(path.parent.glob(f"{path.name}.*"))  # weights beside the graph
@@ -155,7 +155,7 @@ def quantize(path: Path) -> None:
 
 def runner(path: Path) -> Run:
     """Return a function that runs a written graph on tensors by name."""
-    ort = require("onnxruntime", "onnx")
+    ort = require("onnxruntime")
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -6,31 +6,30 @@ import importlib
 from types import ModuleType
 
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.packages import remedy
 
 
 class ExportError(UserError):
     """A model that cannot be exported, or a package that is missing; the message names the remedy in one line."""
 
 
-def require(module: str, extra: str, least: str = "") -> ModuleType:
+def require(module: str, least: str = "") -> ModuleType:
     """Import an optional package.
 
     Args:
         module: what is imported.
-        extra: the extra of this package that installs it.
         least: the oldest version that is right.
 
     Raises:
         ExportError: it is absent, or older; names the extra.
     """
-    remedy = f"pip install 'relpos_fairseq[{extra}]'"
     try:
         found = importlib.import_module(module)
     except ImportError as error:
-        raise ExportError(f"this needs {module} ({error}): {remedy}") from None
+        raise ExportError(f"this needs {module} ({error}): {remedy(module)}") from None
     version = getattr(found, "__version__", "0")
     if least and _numbers(version) < _numbers(least):
-        raise ExportError(f"{module} {version} is too old, {least} or newer is needed: {remedy}")
+        raise ExportError(f"{module} {version} is too old, {least} or newer is needed: {remedy(module)}")
     return found
 
 

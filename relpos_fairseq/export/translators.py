@@ -39,7 +39,7 @@ class Ct2Translator:
     """
 
     def __init__(self, folder: Path, facts: dict, cpu: bool) -> None:
-        library = require("ctranslate2", "ct2", LEAST)
+        library = require("ctranslate2", LEAST)
         device = "cuda" if not cpu and library.get_cuda_device_count() else "cpu"
         self.engine = library.Translator(str(folder), device=device)
         self.source, self.target = (read_text(folder / TEXT_FOLDER, one) for one in facts["languages"])

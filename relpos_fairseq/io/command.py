@@ -15,6 +15,7 @@ from pathlib import Path
 
 from relpos_fairseq.io.errors import ToolError
 from relpos_fairseq.io.files import existing_folder
+from relpos_fairseq.io.packages import describe_missing
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CONTINUE = "interrupted; run the same command again to continue"
@@ -37,7 +38,7 @@ def run_command(main: Callable[[Sequence[str] | None], object], argv=None, inter
 
     Returns:
         What `main` returns (None: 0); after a line `error: ...` 1 (a program that it started
-        failed) or 2 (bad input, a missing file, a full disk); 130 (Ctrl-C), 143 (SIGTERM), or
+        failed) or 2 (bad input, a missing file or package, a full disk); 130 (Ctrl-C), 143 (SIGTERM), or
         141 (standard output was closed).
         Any other exception is a bug and passes with its traceback.
     """
@@ -57,6 +58,11 @@ def run_command(main: Callable[[Sequence[str] | None], object], argv=None, inter
     except BrokenPipeError:  # `... | head`: nobody reads on; Python must not flush at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except ModuleNotFoundError as error:
+        message = describe_missing(error)
+        if message is None:
+            raise
+        return fail(message)
     except OSError as error:
         message = describe_os_error(error)
         if message is None:

@@ -31,6 +31,7 @@ from fairseq.tasks import masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 
+from relpos_fairseq.io.packages import describe_missing
 from relpos_fairseq.io.stages import check_unchanged
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
 from relpos_fairseq.patches.processes import refuse_copies
@@ -266,8 +267,10 @@ def print_errors_in_one_line() -> None:
     original = sys.excepthook
 
     def hook(kind: type, error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, ValueError) and is_about_input(trace) and not os.environ.get(ALL):
-            print(f"{kind.__name__}: {error}", file=sys.stderr, flush=True)
+        missing = describe_missing(error) if isinstance(error, ModuleNotFoundError) else None
+        about_input = missing or (issubclass(kind, ValueError) and is_about_input(trace))
+        if about_input and not os.environ.get(ALL):
+            print(f"{kind.__name__}: {missing or error}", file=sys.stderr, flush=True)
         else:
             original(kind, error, trace)
 

@@ -31,10 +31,8 @@ def sentencepiece_state(model: Path | bytes, numbered: bool = True, released: bo
     """
     name = "this" if isinstance(model, bytes) else model
     content = load_sentencepiece(model).serialized_model_proto()
-    try:
-        from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
-    except ImportError:
-        raise UserError("sentencepiece models need the library protobuf: pip install protobuf") from None
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+
     proto = ModelProto.FromString(content)
     trained, normal = proto.trainer_spec, proto.normalizer_spec
     if trained.model_type == trained.WORD or trained.treat_whitespace_as_suffix:

@@ -419,10 +419,8 @@ def import_tokenizers() -> Any:
     """Return the `tokenizers` library, which must be installed."""
     # Its threads and a process that forks (a DataLoader's workers) do not go together.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        import tokenizers
-    except ImportError:
-        raise UserError("byte-level BPE and WordPiece need the library tokenizers: pip install tokenizers") from None
+    import tokenizers
+
     return tokenizers
 
 
@@ -460,12 +458,10 @@ def load_sentencepiece(model: Path | bytes) -> Any:
     """Return the `SentencePieceProcessor` of a model file, or of a file's content.
 
     Raises:
-        UserError: the library is not installed, or the model is none.
+        UserError: the model is none.
     """
-    try:
-        import sentencepiece
-    except ImportError:
-        raise UserError("sentencepiece models need their library: pip install sentencepiece") from None
+    import sentencepiece
+
     try:
         content = model if isinstance(model, bytes) else model.read_bytes()
         return sentencepiece.SentencePieceProcessor(model_proto=content)

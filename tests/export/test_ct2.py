@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from types import SimpleNamespace
 
 import ctranslate2
@@ -18,7 +19,7 @@ from helpers.commands import relpos, train, write_corpus
 from helpers.lm_models import randomized
 from helpers.models import small_model, small_task
 from relpos_fairseq.export import ct2
-from relpos_fairseq.export.optional_imports import ExportError, require
+from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.io.files import read_json
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
@@ -188,8 +189,10 @@ def test_other_parts_are_refused(tmp_path):
 
 
 def test_an_absent_or_old_package_names_the_extra(monkeypatch):
-    with pytest.raises(ExportError, match=re.escape("pip install 'relpos_fairseq[ct2]'")):
-        require("no_such_package", "ct2")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "ctranslate2", None)
+        with pytest.raises(ExportError, match=re.escape("pip install 'relpos_fairseq[ct2]'")):
+            ct2.engine()
     monkeypatch.setattr(ctranslate2, "__version__", "4.8.2")
     with pytest.raises(ExportError, match="4.8.2 is too old, 4.8.3 or newer"):
         ct2.engine()
