@@ -11,8 +11,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 logger = logging.getLogger(__name__)
-# Options that say where files lie and in what languages, or what a training prints.
-WHERE = r"data|.*_folder|.*_lang|eval_.*bleu.*"
+# Options that say where files lie, in what languages and pieces, or what a training prints.
+WHERE = r"data|.*_folder|.*_lang|bpe|eval_.*bleu.*"
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,11 @@ from relpos_fairseq.saved_options import tell_replaced
 
 # Digits of a table's columns.
 FORMATS = {"bits": ".4f", "perplexity": ".3f", "tokens/s": ",.0f", "tokens_per_second": ",.0f"}
+# What options of language_modeling are here: a stream has no sentences, and a prediction is of the next token.
+STREAM = {
+    **{"sample_break_mode": "none", "add_bos_token": False, "shorten_method": "none"},
+    **{"self_target": False, "future_target": False, "past_target": False},
+}
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,7 @@ def load_subject(
     if task_name not in ("language_modeling", "segment_language_modeling"):
         raise ValueError(f"{checkpoint} is no language model (its task is {task_name})")
     _override(state["cfg"], overrides or {})
+    tell_replaced(saved.task, STREAM)
     if saved.task.get("reset_memory_at_document"):
         replacement = {} if boundaries is None else {"document_boundaries": boundaries}
         tell_replaced(saved.task, replacement)
