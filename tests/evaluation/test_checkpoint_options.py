@@ -28,7 +28,7 @@ from relpos_fairseq.evaluation.language_model import (
     score_with_windows,
 )
 from relpos_fairseq.inference.checkpoints.causal_lm import Continuation, Scorer, open_model
-from relpos_fairseq.inference.checkpoints.loading import PACKAGE, TASKS
+from relpos_fairseq.inference.checkpoints.loading import PACKAGE, TASKS, read_trusted
 from relpos_fairseq.saved_options import WHERE
 
 # Every option of every task, at the border where fairseq's commands read them
@@ -215,16 +215,16 @@ def test_requests_and_samples_begin_lines_anew(apart, exact):
     trained = open_model(path, data, True)
     trained.model.double()
     ids = [2, *map(int, subject.tokens)]
-    [(found, _)] = Scorer(trained).score([(ids, 2)])
-    assert found == pytest.approx(-nats.sum(), rel=1e-5)
-    [(found, _)] = Scorer(trained).score([(ids[:8], 2)])  # fits into one segment
-    assert found == pytest.approx(-nats[:6].sum(), rel=1e-5)
-    start, total = Continuation(trained), 0.0
-    scores = start.read(ids[:2])
-    for symbol in ids[2:]:
-        total += float(scores[0, symbol].double())
-        scores = start.add(torch.tensor([symbol]))
-    assert total == pytest.approx(-nats.sum(), rel=1e-3)  # no text has <pad> and <s>
+    for segment in (3, 8, len(ids)):  # a line begins with a segment, and all fit into one
+        trained.cfg.task.tokens_per_sample = segment
+        [(found, _)] = Scorer(trained).score([(ids, 2)])
+        assert found == pytest.approx(-nats.sum(), rel=1e-5)
+        start, total = Continuation(trained), 0.0
+        scores = start.read(ids[:2])
+        for symbol in ids[2:]:
+            total += float(scores[0, symbol])
+            scores = start.add(torch.tensor([symbol]))
+        assert total == pytest.approx(-nats.sum(), rel=1e-5)
 
 
 def test_documents_that_are_missing_are_named(apart, tmp_path, capsys):
@@ -245,7 +245,19 @@ def test_documents_that_are_missing_are_named(apart, tmp_path, capsys):
     assert read_text(plain / "valid", load_subject(path, data, "valid").model.decoder.dictionary, None)[1] is None
 
 
-# Other tasks: (task, options that are not the defaults, the command beside fairseq-validate)
+def test_our_commands_say_what_they_replace(apart):
+    """Of the task and of the model alike; where the data lie is no number, and what is the same is not replaced."""
+    with captured() as said:
+        state = read_trusted(apart[0], {"data": "moved", "tokens_per_sample": 64, "mem_len": 10, "same_length": True})
+    found = re.findall(r"(\S+ \S+ in place of .*)$", said.getvalue(), re.MULTILINE)
+    places = "in place of the checkpoint's"
+    assert sorted(found) == [f"same_length True {places} False", f"tokens_per_sample 64 {places} 8"]
+    cfg = state["cfg"]
+    assert (cfg.task.data, cfg.task.tokens_per_sample, cfg.model.same_length) == ("moved", 64, True)
+
+
+# Other tasks
+
 LM = ["--arch", "relpos_transformer_lm_tiny", "--decoder-layers", "1", "--decoder-attention-heads", "2"]
 LM += [part for name in ("embed", "ffn-embed") for part in (f"--decoder-{name}-dim", "16")]
 LM += ["--optimizer", "relpos_adam", "--lr", "1e-2", "--criterion", "relpos_cross_entropy", "--batch-size", "4"]
