@@ -52,6 +52,7 @@ class EvaluateLm:
     own); any other, or every model with --context, reads windows of that many tokens (default: as
     trained) that move on by --stride (default: half a window), so that each prediction sees at least
     the rest of a window.  fairseq-eval-lm and fairseq-validate score a checkpoint as it was trained.
+    A model that was trained with --reset-memory-at-document sees nothing before a document's start.
 
     --by-token OUT.jsonl writes every prediction ("index" in the stream, "token", "nats", its "place" in
     the segment or window, the "memory" before it), and OUT.png draws loss by place, and by memory where

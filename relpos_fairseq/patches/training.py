@@ -283,6 +283,8 @@ def parse_args_and_arch(
         parser.asks_again = True
         return original(parser, input_args, parse_known, suppress_defaults, modify_parser)
     saved, overrides = evaluated_task(parser, input_args)
+    if not saved and parser.get_default("task") is None:
+        refuse_without_task(parser, input_args)
 
     def modify(parser: argparse.ArgumentParser) -> None:
         if modify_parser is not None:
@@ -295,6 +297,13 @@ def parse_args_and_arch(
     if saved and not getattr(parser, "asks_again", False):
         tell_replaced(saved, vars(parsed))
     return parsed
+
+
+def refuse_without_task(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> None:
+    """Raise a ValueError for fairseq-validate where neither --task nor a checkpoint of ours names the task."""
+    args = parser.parse_known_args(given)[0]
+    if getattr(args, "path", None) and args.task is None:
+        raise ValueError(f"--path {args.path} is no checkpoint of a model of ours, which names its task: give --task")
 
 
 def evaluated_task(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> tuple[dict, dict]:

@@ -96,6 +96,8 @@ def test_models_of_fairseq_and_flags_of_a_training_are_left_alone(tmp_path):
     (tmp_path / "b.pt").write_text("no checkpoint")
     found = options.parse_args_and_arch(options.get_generation_parser(), ["DATA", "--path", str(tmp_path / "b.pt")])
     assert found.task == "translation"
+    with pytest.raises(ValueError, match=r"--path .*b\.pt is no checkpoint of a model of ours, which names its task"):
+        options.parse_args_and_arch(options.get_validation_parser(), ["DATA", "--path", str(tmp_path / "b.pt")])
 
 
 def test_model_overrides_replace_an_option_of_the_task(tmp_path):
@@ -254,6 +256,17 @@ def test_our_commands_say_what_they_replace(apart):
     assert sorted(found) == [f"same_length True {places} False", f"tokens_per_sample 64 {places} 8"]
     cfg = state["cfg"]
     assert (cfg.task.data, cfg.task.tokens_per_sample, cfg.model.same_length) == ("moved", 64, True)
+
+
+def test_fairseqs_commands_say_what_they_replace(apart):
+    """Each option once, whether a flag or --model-overrides has it."""
+    path, data, _ = apart
+    where = [data, "--user-dir", USER_DIR, "--path", path, *QUIET, "--tokens-per-sample", "9"]
+    where += ["--model-overrides", "{'eval_mem_len': 5}"]
+    for said in (call("validate", *where, "--batch-size", "1"), call("eval_lm", *where, "--gen-subset", "valid")):
+        found = sorted(re.findall(r"(\S+ \S+ in place of .*)$", said, re.MULTILINE))
+        places = "in place of the checkpoint's"
+        assert found == [f"eval_mem_len 5 {places} 40", f"tokens_per_sample 9 {places} 8"]
 
 
 # Other tasks
