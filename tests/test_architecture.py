@@ -30,7 +30,7 @@ ORDER = """
     rotation attention text
     schemes
     placement
-    config
+    config saved_options
     nn
     metrics modules
     data

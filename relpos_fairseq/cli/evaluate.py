@@ -9,6 +9,8 @@ from relpos_fairseq.cli.command import argument, command, flag, numbers, option,
 from relpos_fairseq.io.command import CONTINUE
 
 TRAINED = "as in training (default: the checkpoint's)"
+BOUNDARIES = ("sidecar", "eos")
+DOCUMENTS = "where documents start, of a model that was trained to see none before its own (default: the checkpoint's)"
 TRIALS = "; several are trials, whose median is reported"
 FLAGS = "'--FLAG ...'"
 
@@ -50,6 +52,7 @@ class EvaluateLm:
     own); any other, or every model with --context, reads windows of that many tokens (default: as
     trained) that move on by --stride (default: half a window), so that each prediction sees at least
     the rest of a window.  fairseq-eval-lm and fairseq-validate score a checkpoint as it was trained.
+    A model that was trained with --reset-memory-at-document sees nothing before a document's start.
 
     --by-token OUT.jsonl writes every prediction ("index" in the stream, "token", "nats", its "place" in
     the segment or window, the "memory" before it), and OUT.png draws loss by place, and by memory where
@@ -73,6 +76,7 @@ class EvaluateLm:
     rms: int | None = option(None, "with --dynamic: scale by gradients of N tokens", metavar="N")
     epsilon: float | None = option(None, "with --rms: added to it (default: 0.001)", metavar="E")
     rows: int = option(4, "rows or windows evaluated together (%(default)s)")
+    document_boundaries: str | None = option(None, DOCUMENTS, choices=BOUNDARIES)
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.evaluation.language_model import Dynamic
@@ -90,7 +94,8 @@ class EvaluateLm:
         readings = [
             Reading(mem_len, self.context, self.stride, self.rows, dynamic) for mem_len in self.mem_len or [None]
         ]
-        print(compare(self.checkpoints, self.data, self.split, self.tokens, readings, self.by_token))
+        boundaries = self.document_boundaries
+        print(compare(self.checkpoints, self.data, self.split, self.tokens, readings, self.by_token, boundaries))
 
 
 @command("evaluate length", "perplexity of a language model by length of context and memory")
@@ -119,6 +124,7 @@ class EvaluateLength:
     stride: int | None = option(None, "tokens between windows; default: half of each")
     override: list[str] = option([], "a flag of the model", action="append", metavar="FIELD=VALUE")
     rows: int = option(4, "rows or windows evaluated together")
+    document_boundaries: str | None = option(None, DOCUMENTS, choices=BOUNDARIES)
     out: Path = required()
 
     def run(self, argv: Sequence[str]) -> None:

@@ -22,7 +22,6 @@ from relpos_fairseq.conversion import ConversionError, NotExactError, convert, l
 from relpos_fairseq.conversion.layouts import ENCODER
 from relpos_fairseq.conversion.report import ConversionReport
 from relpos_fairseq.conversion.source import EncoderSource
-from relpos_fairseq.models.pruning import NOTHING, prune_checkpoint, pruning_of_checkpoint
 from relpos_fairseq.placement import Placement, PositionPlan, decode_text
 from relpos_fairseq.scheme import AttentionShape, PositionMismatchError
 
@@ -45,6 +44,7 @@ def convert_on_load() -> None:
     from fairseq import checkpoint_utils
     from fairseq.trainer import Trainer
 
+    from relpos_fairseq.models.pruning import NOTHING, prune_checkpoint, pruning_of_checkpoint
     from relpos_fairseq.patches.table import replaces
 
     @replaces(Trainer, "load_checkpoint")

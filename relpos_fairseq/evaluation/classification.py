@@ -78,8 +78,8 @@ class Classifier:
         from fairseq.dataclass.utils import overwrite_args_by_name
 
         from relpos_fairseq.inference.checkpoints.loading import read_trusted
-        from relpos_fairseq.models.saved_options import saved_options
         from relpos_fairseq.nn.packed import prepare
+        from relpos_fairseq.saved_options import saved_options
 
         if not checkpoint.is_file():
             raise UserError(f"there is no checkpoint {checkpoint}")

@@ -2,7 +2,8 @@
 
 A prediction is a token of the stream. Every method scores the same ones, the last of a split, so that perplexities
 are comparable. The context of a prediction is, with memory, what memory and segment hold at the first layer (recurrence
-reaches further, layer by layer), and with windows the window's beginning.
+reaches further, layer by layer), and with windows the window's beginning; of a model that was trained with
+--reset-memory-at-document nothing of it that stands before the document's start.
 
 Dynamic evaluation (Krause et al. 2018, arXiv:1709.07432, section 3):
 
@@ -24,7 +25,6 @@ default does not divide the sum of squares by the number of segments.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -37,9 +37,15 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.io.progress import progress
+from relpos_fairseq.saved_options import tell_replaced
 
 # Digits of a table's columns.
 FORMATS = {"bits": ".4f", "perplexity": ".3f", "tokens/s": ",.0f", "tokens_per_second": ",.0f"}
+# What options of language_modeling are here: a stream has no sentences, and a prediction is of the next token.
+STREAM = {
+    **{"sample_break_mode": "none", "add_bos_token": False, "shorten_method": "none"},
+    **{"self_target": False, "future_target": False, "past_target": False},
+}
 
 
 @dataclass(frozen=True)
@@ -48,9 +54,12 @@ class Subject:
 
     model: Any  # in evaluation mode
     tokens: np.ndarray  # (N,) the stream of the split
+    starts: np.ndarray | None  # (N,) True at tokens that begin a document; None: documents are one text
+    boundaries: str | None  # where documents start, as --document-boundaries says; None: documents are one text
     pad: int  # id of padding
     trained_length: int  # tokens a sample in training
     trained_memory: int | None  # memory length in training; None: the model has no memory
+    memory: int | None  # memory length in evaluation, --eval-mem-len or the trained one
     longest: int | None  # the most positions that the model's tables allow, or None
     name: str  # architecture and scheme
     parameters: int  # how many the model trains
@@ -80,21 +89,27 @@ class Score:
         return self.tokens / self.seconds
 
 
-def load_subject(checkpoint: Path, data: Path, split: str, overrides: Mapping[str, str] | None = None) -> Subject:
+def load_subject(
+    checkpoint: Path, data: Path, split: str, overrides: Mapping[str, str] | None = None, boundaries: str | None = None
+) -> Subject:
     """Load a checkpoint of either language model, and a split of binarised text.
 
-    `overrides` are fields of the model's config, instead of the checkpoint's.
+    Args:
+        checkpoint: its file.
+        data: folder of the text.
+        split: the text's name there.
+        overrides: fields of the model's config, instead of the checkpoint's.
+        boundaries: where documents start, as --document-boundaries says, instead of the checkpoint's.
 
     Raises:
-        ValueError: no such file, no language model, a dictionary of other data, or a field that
-            the model has not.
+        ValueError: no such file, no language model, a dictionary of other data, a field that the model has not, or
+            no documents where the checkpoint was trained with them.
     """
     from fairseq import checkpoint_utils
     from fairseq.data import Dictionary
 
-    from relpos_fairseq.data.streams.dataset import read_stream
     from relpos_fairseq.inference.checkpoints.loading import read_trusted
-    from relpos_fairseq.models.saved_options import saved_options
+    from relpos_fairseq.saved_options import saved_options
 
     for path in (checkpoint, data / "dict.txt"):
         if not path.is_file():
@@ -102,15 +117,16 @@ def load_subject(checkpoint: Path, data: Path, split: str, overrides: Mapping[st
     state = read_trusted(checkpoint, {"data": str(data)})
     saved = saved_options(state)
     task_name = saved.task_name
-    if saved.task.get("reset_memory_at_document"):
-        print(
-            f"warning: {checkpoint} was trained with --reset-memory-at-document; here its memory goes on from one "
-            f"document to the next: fairseq-validate scores each document apart",
-            file=sys.stderr,
-        )
     if task_name not in ("language_modeling", "segment_language_modeling"):
         raise ValueError(f"{checkpoint} is no language model (its task is {task_name})")
     _override(state["cfg"], overrides or {})
+    tell_replaced(saved.task, STREAM)
+    if saved.task.get("reset_memory_at_document"):
+        replacement = {} if boundaries is None else {"document_boundaries": boundaries}
+        tell_replaced(saved.task, replacement)
+        boundaries = str(boundaries or saved.task["document_boundaries"])
+    elif boundaries is not None:
+        raise ValueError(f"--document-boundaries: {checkpoint} was trained without --reset-memory-at-document")
     words = Dictionary.load(str(data / "dict.txt"))
     weights = [v for k, v in state["model"].items() if k.endswith("embed_tokens.weight")]
     if weights and len(weights[0]) != len(words):
@@ -120,16 +136,36 @@ def load_subject(checkpoint: Path, data: Path, split: str, overrides: Mapping[st
         )
     models, cfg, _ = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
     model, limit = models[0].eval(), models[0].max_positions()
+    tokens, starts = read_text(data / split, words, boundaries)
     return Subject(
         model=model,
-        tokens=read_stream(data / split, words, None, False),
+        tokens=tokens,
+        starts=starts,
+        boundaries=boundaries,
         pad=words.pad(),
         trained_length=int(cfg.task.tokens_per_sample),
         trained_memory=int(cfg.model.mem_len) if hasattr(model, "mem_len") else None,
+        memory=int(model.mem_len) if hasattr(model, "mem_len") else None,
         longest=None if limit is None or limit > 10**6 else int(limit),
         name=f"{cfg.model._name} {getattr(cfg.model, 'position_scheme', '')}".strip(),
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
     )
+
+
+def read_text(path: Path, words: Any, boundaries: str | None) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the tokens (N,) of a split, and (N,) where its documents start, or None where they are one text.
+
+    Raises:
+        ValueError: there is no such split, or nothing says where its documents start.
+    """
+    from relpos_fairseq.data.streams.dataset import find_documents, read_stream
+
+    tokens = read_stream(path, words, None, False)
+    if boundaries is None:
+        return tokens, None
+    starts = np.zeros(len(tokens), bool)
+    starts[find_documents(path, tokens, boundaries, words.eos())] = True
+    return tokens, starts
 
 
 def _override(cfg: Any, overrides: Mapping[str, str]) -> None:
@@ -139,6 +175,7 @@ def _override(cfg: Any, overrides: Mapping[str, str]) -> None:
 
     name = cfg.model._name
     known = MODEL_DATACLASS_REGISTRY[ARCH_MODEL_NAME_REGISTRY.get(name, name)]
+    tell_replaced(cfg.model, overrides)
     with open_dict(cfg):
         for field, value in overrides.items():
             if field not in known.__dataclass_fields__:
@@ -175,14 +212,27 @@ def log_likelihood(subject: Subject, features: Tensor, targets: Tensor) -> Tenso
     return picked.masked_fill(targets == subject.pad, 0.0)
 
 
-def rows_of(subject: Subject, starts: list[int], width: int, shift: int) -> Tensor:
-    """Return rows (B, width) of tokens, each from start + shift on; before the stream's beginning is padding."""
-    rows = np.full((len(starts), width), subject.pad, np.int64)
-    for row, start in zip(rows, starts, strict=True):
-        first = start + shift
+def rows_of(stream: np.ndarray, fill: int, starts: list[int], width: int) -> Tensor:
+    """Return rows (B, width) of a stream, each from its start on; before the stream's beginning is `fill`."""
+    rows = np.full((len(starts), width), fill, stream.dtype if stream.dtype == bool else np.int64)
+    for row, first in zip(rows, starts, strict=True):
         missing = min(max(-first, 0), width)
-        row[missing:] = subject.tokens[first + missing : first + width]
+        row[missing:] = stream[first + missing : first + width]
     return torch.from_numpy(rows)
+
+
+def read_rows(subject: Subject, starts: list[int], width: int, memory: Any = None) -> tuple[Tensor, dict]:
+    """Return features (B, width, E) of rows of the text from their starts on, and what else the decoder returns."""
+    inputs = {} if memory is None else {"memory": memory}
+    if subject.starts is not None:
+        inputs["document_starts"] = rows_of(subject.starts, False, starts, width)
+    tokens = rows_of(subject.tokens, subject.pad, starts, width)
+    return subject.model.decoder.extract_features(tokens, None, **inputs)
+
+
+def targets_of(subject: Subject, starts: list[int], width: int) -> Tensor:
+    """Return the tokens (B, width) that rows predict."""
+    return rows_of(subject.tokens, subject.pad, [start + 1 for start in starts], width)
 
 
 @torch.no_grad()
@@ -202,18 +252,16 @@ def score_with_memory(subject: Subject, targets: range, block: int, mem_len: int
             memory, length = None, len(group[0])
             begins = [piece.start - 1 for piece in group]
             for start in range(-warm, 0, block):
-                width = min(block, -start)
-                inputs = rows_of(subject, begins, width, start)
-                _, extra = model.decoder.extract_features(inputs, None, memory=memory)
+                _, extra = read_rows(subject, [begin + start for begin in begins], min(block, -start), memory)
                 memory = extra["memory"]
             began, table = time.perf_counter(), np.zeros((3, len(group), length))
             for start in range(0, length, block):
                 width = min(block, length - start)
-                inputs = rows_of(subject, begins, width, start)
+                firsts = [begin + start for begin in begins]
                 slots = 0 if memory is None else memory.valid.sum(1, keepdim=True).numpy()
-                features, extra = model.decoder.extract_features(inputs, None, memory=memory)
+                features, extra = read_rows(subject, firsts, width, memory)
                 memory = extra["memory"]
-                wanted = rows_of(subject, begins, width, start + 1)
+                wanted = targets_of(subject, firsts, width)
                 part = table[:, :, start : start + width]
                 part[0] = -log_likelihood(subject, features, wanted).double().numpy()
                 part[1], part[2] = np.arange(width), slots
@@ -251,9 +299,8 @@ def score_with_windows(subject: Subject, targets: range, context: int, stride: i
             ends = [min(start + stride, targets.stop) for start in group]
             width = min(context, ends[0] - 1)
             counted = ends[0] - group[0]
-            inputs = rows_of(subject, [end - 1 - width for end in ends], width, 0)
-            features, _ = model.decoder.extract_features(inputs, None)
-            wanted = rows_of(subject, [end - counted for end in ends], counted, 0)
+            features, _ = read_rows(subject, [end - 1 - width for end in ends], width)
+            wanted = targets_of(subject, [end - 1 - counted for end in ends], counted)
             scores = log_likelihood(subject, features[:, -counted:], wanted)
             each.append(-scores.double().flatten().numpy())
             places.append(np.tile(np.arange(width - counted, width), len(group)))
@@ -346,14 +393,12 @@ def training_rms(subject: Subject, block: int, dynamic: Dynamic) -> list[Tensor]
     Raises:
         ValueError: there is no training split.
     """
-    from relpos_fairseq.data.streams.dataset import read_stream
-
-    words = subject.model.decoder.dictionary
-    tokens = read_stream(dynamic.training, words, None, False)[: dynamic.tokens + 1]
+    tokens, starts = read_text(dynamic.training, subject.model.decoder.dictionary, subject.boundaries)
+    tokens = tokens[: dynamic.tokens + 1]
     parameters = [one for one in subject.model.parameters() if one.requires_grad]
     squares, count, targets = [torch.zeros_like(one) for one in parameters], 0, len(tokens) - 1
     with progress(total=targets, description="gradients of training", unit=" tokens") as bar:
-        read = _segments(replace(subject, tokens=tokens), range(1, len(tokens)), block)
+        read = _segments(replace(subject, tokens=tokens, starts=starts), range(1, len(tokens)), block)
         for _, nats, gradients in read:
             for square, gradient in zip(squares, gradients, strict=True):
                 if gradient is not None:
@@ -368,20 +413,18 @@ def _segments(subject: Subject, targets: range, block: int) -> Iterator[tuple[in
 
     Parameters may change between segments; memory is filled beforehand where the text allows.
     """
-    model, decoder = subject.model, subject.model.decoder
+    model = subject.model
     parameters = [one for one in model.parameters() if one.requires_grad]
     begin, memory = targets.start - 1, None
-    for start in range(-min(begin, model.mem_len * len(decoder.layers)), 0, block):
+    for start in range(-min(begin, model.mem_len * len(model.decoder.layers)), 0, block):
         with torch.no_grad():
-            inputs = rows_of(subject, [begin], min(block, -start), start)
-            memory = decoder.extract_features(inputs, None, memory=memory)[1]["memory"]
+            memory = read_rows(subject, [begin + start], min(block, -start), memory)[1]["memory"]
     for start in range(0, len(targets), block):
         width = min(block, len(targets) - start)
-        inputs = rows_of(subject, [begin], width, start)
-        wanted = rows_of(subject, [begin], width, start + 1)
+        wanted = targets_of(subject, [begin + start], width)
         held = 0 if memory is None else int(memory.valid.sum())
         with torch.enable_grad():
-            features, extra = decoder.extract_features(inputs, None, memory=memory)
+            features, extra = read_rows(subject, [begin + start], width, memory)
             nats = -log_likelihood(subject, features, wanted)[0]
             gradients = torch.autograd.grad(nats.mean(), parameters, allow_unused=True)
         memory = extra["memory"]

@@ -42,7 +42,7 @@ def evaluate(options: Any) -> None:
         if value is not None and value < 1:
             raise ValueError(f"--{name} must be >= 1, got {value}")
     overrides = dict(text.split("=", 1) for text in options.override)
-    subject = load_subject(options.checkpoint, options.data, options.split, overrides)
+    subject = load_subject(options.checkpoint, options.data, options.split, overrides, options.document_boundaries)
     if subject.trained_memory is None and options.mem_lens:
         raise ValueError(f"--mem-lens: {subject.name} has no memory; leave it out")
     lengths = chosen(options.lengths or None, "--lengths", 1, subject.trained_length)
@@ -91,7 +91,8 @@ def point(
             "stride": options.stride,
             "rows": options.rows,
             "override": sorted(options.override),
-        },
+        }
+        | ({"documents": subject.boundaries} if subject.boundaries else {}),
     )
 
 

@@ -54,7 +54,7 @@ class Reading:
             ValueError: the model has no memory, or its tables end before the window does.
         """
         if self.context is None and subject.trained_memory is not None:
-            mem_len = subject.trained_memory if self.mem_len is None else self.mem_len
+            mem_len = subject.memory if self.mem_len is None else self.mem_len
             block = min(subject.trained_length, len(targets))
             if self.dynamic is not None:
                 kind = "dynamic" if self.dynamic.training is None else "dynamic (RMS)"
@@ -78,14 +78,16 @@ def compare(
     tokens: int | None,
     readings: list[Reading],
     by_token: Path | None = None,
+    boundaries: str | None = None,
 ) -> str:
     """Return a table of scores on the last tokens of a split: a row a checkpoint and reading.
 
-    Every prediction's score is written to `by_token`, with a plot beside it.
+    Every prediction's score is written to `by_token`, with a plot beside it; `boundaries` of documents replace the
+    checkpoints'.
     """
     rows, found, names = [], [], names_of(checkpoints)
     for path in checkpoints:
-        subject = load_subject(path, data, split)
+        subject = load_subject(path, data, split, boundaries=boundaries)
         targets = last_targets(subject, tokens)
         for reading in readings:
             reads, score = reading.score(subject, targets)

@@ -25,8 +25,8 @@ from relpos_fairseq.inference.translator import Batching, Search, batches
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, sha256_of, write_json
 from relpos_fairseq.io.progress import progress
-from relpos_fairseq.models.saved_options import saved_options
 from relpos_fairseq.plots.stacks import load_checkpoint
+from relpos_fairseq.saved_options import saved_options
 from relpos_fairseq.text.assets import copy_assets, find_assets
 
 BEAM, MAX_LENGTH = 4, Search.max_len_b

@@ -57,8 +57,8 @@ from relpos_fairseq.models.building import shared_names
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
-from relpos_fairseq.models.saved_options import saved_options
 from relpos_fairseq.plots.stacks import load_checkpoint
+from relpos_fairseq.saved_options import saved_options
 from relpos_fairseq.text.assets import (
     TEXT_FOLDER,
     TokenizerText,

@@ -17,9 +17,9 @@ from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
 from relpos_fairseq.config import PositionConfig, members_of, scheme_of, shared_members, untaken
-from relpos_fairseq.models.saved_options import plain
 from relpos_fairseq.options import SCALE
 from relpos_fairseq.placement import decode_text, encode_text
+from relpos_fairseq.saved_options import plain
 
 SIDES = ("encoder", "decoder")
 _LAYER = re.compile(r"(?P<stack>(encoder|decoder)\.(?P<roberta>sentence_encoder\.)?)layers\.(?P<number>\d+)\.")

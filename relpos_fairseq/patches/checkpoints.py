@@ -22,6 +22,7 @@ from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
 
 from relpos_fairseq.io.errors import unreadable
+from relpos_fairseq.saved_options import saved_options, tell_replaced
 from relpos_fairseq.scheme import PositionMismatchError
 
 try:
@@ -127,15 +128,18 @@ def training_of(cfg) -> dict[str, str]:
 
 
 def overwrite_args_by_name(original, cfg, overrides):
-    """Set an option that is younger than the checkpoint, which --model-overrides silently leaves out.
+    """Say which option of the model is replaced; set one that came after the checkpoint, which fairseq leaves out.
 
     Models of fairseq's own are not affected.
     """
-    original(cfg, overrides)
     model = cfg.get("model")
     name = model.get("_name") if isinstance(model, DictConfig) else None
     if not (name or "").startswith("relpos_"):
+        original(cfg, overrides)
         return
+    saved = saved_options({"cfg": cfg})  # the task's options were told where the command line was read
+    tell_replaced({one: value for one, value in saved.model.items() if one not in saved.task}, overrides)
+    original(cfg, overrides)
     known = MODEL_DATACLASS_REGISTRY[ARCH_MODEL_NAME_REGISTRY.get(name, name)]
     parts = [part for part in cfg.values() if isinstance(part, DictConfig)]
     with open_dict(model):

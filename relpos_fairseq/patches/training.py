@@ -6,14 +6,17 @@ A patch is given the original function first, and then its arguments.
 from __future__ import annotations
 
 import argparse
+import ast
 import itertools
 import linecache
 import logging
 import os
+import re
 import sys
 import traceback
 import types
 import warnings
+import zipfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -27,7 +30,7 @@ import torch.nn.functional as F  # noqa: N812
 from fairseq import utils
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.search import DiverseBeamSearch
-from fairseq.tasks import masked_lm
+from fairseq.tasks import TASK_REGISTRY, masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 
@@ -35,6 +38,7 @@ from relpos_fairseq.io.packages import describe_missing
 from relpos_fairseq.io.stages import check_unchanged
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
 from relpos_fairseq.patches.processes import refuse_copies
+from relpos_fairseq.saved_options import WHERE, saved_options, tell_replaced
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.assets import word_starts
 
@@ -288,19 +292,39 @@ def is_about_input(trace: TracebackType | None) -> bool:
     return line.lstrip().startswith("raise ")
 
 
-def parse_args_and_arch(original, parser, input_args=None, *args, **kwargs):
-    """Name our flag for --encoder-learned-pos and --decoder-learned-pos; refuse copies of a generation."""
-    given = sys.argv[1:] if input_args is None else input_args
-    refuse_given(given)
+def parse_args_and_arch(
+    original, parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
+):
+    """Take from a checkpoint of ours what an evaluation is not told of its task; refuse copies of a generation.
+
+    Names our flag for --encoder-learned-pos and --decoder-learned-pos.
+    """
+    arguments = sys.argv[1:] if input_args is None else input_args
+    refuse_given(arguments)
     usage = parser.error
 
     def error(message: str) -> None:
-        refuse_values(parser, given)
+        refuse_values(parser, arguments)
         usage(message)
 
     parser.error = error
-    parsed = original(parser, input_args, *args, **kwargs)
+    if suppress_defaults:  # fairseq asks once more, which of them were given
+        parser.asks_again = True
+        return original(parser, input_args, parse_known, suppress_defaults, modify_parser)
+    saved, overrides = evaluated_task(parser, input_args)
+    if not saved and parser.get_default("task") is None:
+        refuse_without_task(parser, input_args)
+
+    def modify(parser: argparse.ArgumentParser) -> None:
+        if modify_parser is not None:
+            modify_parser(parser)
+        known = {action.dest for action in parser._actions}
+        parser.set_defaults(**{name: value for name, value in (saved | overrides).items() if name in known})
+
+    parsed = original(parser, input_args, parse_known, modify_parser=modify if saved else modify_parser)
     refuse_copies(parsed)
+    if saved and not getattr(parser, "asks_again", False):
+        tell_replaced(saved, vars(parsed))
     return parsed
 
 
@@ -313,6 +337,38 @@ def refuse_values(parser: argparse.ArgumentParser, given: Sequence[str]) -> None
                 f"{flag} {value}: the flag takes no value; alone it means {action.const}, and without it "
                 f"{not action.const}"
             )
+
+
+def refuse_without_task(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> None:
+    """Raise a ValueError for fairseq-validate where neither --task nor a checkpoint of ours names the task."""
+    args = parser.parse_known_args(given)[0]
+    if getattr(args, "path", None) and args.task is None:
+        raise ValueError(f"--path {args.path} is no checkpoint of a model of ours, which names its task: give --task")
+
+
+def evaluated_task(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> tuple[dict, dict]:
+    """Return the task and its options of the checkpoint that a command evaluates, and what --model-overrides replaces.
+
+    Both are empty for another command, another model than ours, and a file that is refused where it is loaded.
+    """
+    if not {"path", "model_overrides"} <= {action.dest for action in parser._actions}:
+        return {}, {}
+    args = parser.parse_known_args(given)[0]
+    path = Path((args.path or "").split(os.pathsep)[0])
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        overrides = ast.literal_eval(args.model_overrides)
+        saved = saved_options(state)
+    except Exception:  # no checkpoint, or no dict
+        return {}, {}
+    if saved is None or not (saved.model_name or "").startswith("relpos_") or saved.task_name not in TASK_REGISTRY:
+        return {}, {}
+    of_task = argparse.ArgumentParser(add_help=False)
+    TASK_REGISTRY[saved.task_name].add_args(of_task)
+    names = {action.dest for action in of_task._actions if not re.fullmatch(WHERE, action.dest)}
+    found = {name: value for name, value in saved.task.items() if name in names}
+    found = {name: value for name, value in found.items() if not str(value).startswith(("${", "???"))}
+    return found | {"task": saved.task_name}, {name: overrides[name] for name in found if name in overrides}
 
 
 def refuse_given(given: Sequence[str]) -> None:

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.models.saved_options import saved_options
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.nn import self_attention
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
+from relpos_fairseq.saved_options import saved_options
 from relpos_fairseq.terms import PositionTerms
 from relpos_fairseq.text import load_tokenizer, provenance
 from relpos_fairseq.text.assets import find_assets, tokenizer_folder

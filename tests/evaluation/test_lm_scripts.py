@@ -75,17 +75,6 @@ def test_the_data_may_have_moved(recurrent, corpus, subject, tmp_path):
     assert (found.tokens == subject.tokens).all()
 
 
-def test_a_memory_that_was_reset_in_training_is_said_to_go_on(recurrent, corpus, tmp_path, capsys):
-    """What is scored otherwise than the checkpoint was trained is not left unsaid."""
-    language_model.load_subject(recurrent, corpus, "valid")
-    assert "reset-memory" not in capsys.readouterr().err
-    state = torch.load(recurrent, weights_only=True)
-    state["cfg"]["task"]["reset_memory_at_document"] = True
-    torch.save(state, tmp_path / "reset.pt")
-    language_model.load_subject(tmp_path / "reset.pt", corpus, "valid")
-    assert "was trained with --reset-memory-at-document; here its memory goes on" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("context", "stride", "batch"), [(5, 1, 3), (7, 3, 2), (4, 4, 1)])
 def test_windows_score_each_token_with_its_context(subject, context, stride, batch):
     """Against one forward pass a window, written out; from the stream's very beginning."""

@@ -99,7 +99,10 @@ def test_overrides_of_later_options(caplog) -> None:
         assert config.model == {**model, "decoder_layers": 3, **later}
         assert config.task == {"data": "d"}
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["the checkpoint is older than position_rope_scaling: set to 'yarn'"]
+    assert said == [
+        "decoder_layers 3 in place of the checkpoint's 2",
+        "the checkpoint is older than position_rope_scaling: set to 'yarn'",
+    ]
 
 
 def test_a_killed_copy_leaves_what_was_there(tmp_path, monkeypatch):

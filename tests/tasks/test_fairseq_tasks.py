@@ -83,7 +83,7 @@ def test_a_task_trains_saves_and_resumes(name, data, tmp_path):
     said = cli.call("train", *given, "--max-update", "3")
     assert "num_updates: 3" in said or "3 updates" in said
     if kind == "pair":
-        where = [*given[:3], "--path", str(tmp_path / "checkpoint_last.pt"), "--task", task, *cli.QUIET, *more]
+        where = [*given[:3], "--path", str(tmp_path / "checkpoint_last.pt"), *cli.QUIET]  # its task is the checkpoint's
         sides = ["--source-lang", "src", "--target-lang", "tgt", "--gen-subset", "valid", "--max-len-b", "5"]
         assert len(cli.hypotheses(cli.call("generate", *where, *sides))) == cli.VALID_SENTENCES
 

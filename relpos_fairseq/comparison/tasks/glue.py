@@ -63,7 +63,7 @@ def read_pretrained(name: str, path: Path) -> Pretrained:
 
     import relpos_fairseq  # noqa: F401  (lets torch load fairseq's checkpoints safely)
     from relpos_fairseq.models.configs import RelPosRobertaConfig
-    from relpos_fairseq.models.saved_options import saved_options
+    from relpos_fairseq.saved_options import saved_options
 
     if not path.is_file():
         raise UserError(f"{name}: there is no checkpoint {path}")

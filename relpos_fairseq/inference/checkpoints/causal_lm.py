@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +63,19 @@ class Choice:
         return order.gather(-1, place).squeeze(-1)
 
 
+def lines_apart(trained: Trained) -> bool:
+    """Tell whether a model was trained to see nothing before a line's beginning."""
+    task = trained.cfg.task
+    reset = getattr(task, "reset_memory_at_document", False)
+    return bool(reset) and str(task.document_boundaries) == "eos"
+
+
+def line_starts(tokens: Tensor, eos: int, before: Tensor | None = None) -> dict[str, Tensor]:
+    """Return as a decoder's input where lines begin in tokens (B, T), which follow `before` (B, 1), if anything."""
+    before = torch.full_like(tokens[:, :1], -1) if before is None else before
+    return {"document_starts": torch.cat([before, tokens[:, :-1]], dim=1) == eos}
+
+
 class Continuation:
     """The state of a language model that continues B copies of a text.
 
@@ -93,6 +107,7 @@ class Continuation:
         self.segment = context or min(self.segment, limit or self.segment)
         self.state: dict = {}
         self.tokens = torch.zeros(rows, 0, dtype=torch.long, device=self.device)
+        self.lines_apart, self.last = lines_apart(trained), None  # (B, 1) the symbols before the segment
 
     @torch.no_grad()
     def read(self, ids: Sequence[int]) -> Tensor:
@@ -118,7 +133,8 @@ class Continuation:
         """Return how many symbols fit into the segment, after a full one has become memory or context."""
         if self.tokens.size(1) >= self.segment:
             if self.recurrent:
-                extra = self.decoder.extract_features(self.tokens, None, memory=self.memory)[1]
+                extra = self.decoder.extract_features(self.tokens, None, **self._before())[1]
+                self.last = self.tokens[:, -1:]
                 self.memory, self.tokens = extra["memory"], self.tokens[:, :0]
                 self.state = {}
             else:
@@ -127,10 +143,14 @@ class Continuation:
                 self._step(kept)
         return self.segment - self.tokens.size(1)
 
+    def _before(self) -> dict[str, Any]:
+        """Return what the decoder is told of the text before the segment, and of lines in it."""
+        told = {"memory": self.memory} if self.recurrent else {}
+        return told | (line_starts(self.tokens, self.words.eos(), self.last) if self.lines_apart else {})
+
     def _step(self, new: Tensor) -> Tensor:
         self.tokens = torch.cat([self.tokens, new], dim=1)
-        memory = {"memory": self.memory} if self.recurrent else {}
-        features = self.decoder.extract_features(self.tokens, None, incremental_state=self.state, **memory)[0]
+        features = self.decoder.extract_features(self.tokens, None, incremental_state=self.state, **self._before())[0]
         output = self.decoder.output_layer(features[:, -1:])
         scores = self.decoder.get_normalized_probs((output, None), True, None)[:, -1].float()
         for never in (self.words.pad(), self.words.bos()):  # symbols that no text has
@@ -243,7 +263,7 @@ class Scorer:
         if rows < 1:
             raise ValueError(f"rows must be >= 1, got {rows}")
         reading = Continuation(trained, 1, mem_len, context)
-        self.segment, self.recurrent = reading.segment, reading.recurrent
+        self.segment, self.recurrent, self.lines_apart = reading.segment, reading.recurrent, reading.lines_apart
         self.trained, self.rows = trained, rows
         self.words, self.decoder = trained.task.source_dictionary, trained.model.decoder
 
@@ -280,7 +300,7 @@ class Scorer:
             if tokens.size(1) < 2:  # none has anything to predict
                 continue
             tokens = tokens.to(self.trained.device)
-            features = self.decoder.extract_features(tokens[:, :-1], None)[0]
+            features = self.decoder.extract_features(tokens[:, :-1], None, **self._lines(tokens[:, :-1]))[0]
             scores, best = self._picked(features, tokens[:, 1:])
             for row, number in enumerate(group):
                 ids, first = texts[number]
@@ -302,7 +322,9 @@ class Scorer:
         if self.recurrent:
             for start in range(0, len(ids) - 1, self.segment):
                 stop = min(start + self.segment, len(ids) - 1)
-                features, extra = self.decoder.extract_features(tokens[:, start:stop], None, memory=memory)
+                part, before = tokens[:, start:stop], tokens[:, start - 1 : start] if start else None
+                told = {"memory": memory} | self._lines(part, before)
+                features, extra = self.decoder.extract_features(part, None, **told)
                 memory = extra["memory"]
                 yield start + 1, *self._picked(features, tokens[:, start + 1 : stop + 1])
             return
@@ -312,6 +334,10 @@ class Scorer:
             window = tokens[:, max(0, stop - 1 - self.segment) : stop - 1]
             features = self.decoder.extract_features(window, None)[0][:, start - stop :]
             yield start, *self._picked(features, tokens[:, start:stop])
+
+    def _lines(self, tokens: Tensor, before: Tensor | None = None) -> dict[str, Tensor]:
+        """Return where lines begin, for a model that was trained to see nothing before them."""
+        return line_starts(tokens, self.words.eos(), before) if self.lines_apart else {}
 
     def _picked(self, features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities (B, T) of targets, in fp64, and True where a target is the likeliest symbol."""

@@ -25,9 +25,9 @@ from relpos_fairseq.data.squad import Question, QuestionFile
 from relpos_fairseq.inference.translator import Hypothesis, Search
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
-from relpos_fairseq.models.saved_options import SavedOptions, saved_options
 from relpos_fairseq.nn.packed import prepare
 from relpos_fairseq.patches.training import options_of
+from relpos_fairseq.saved_options import SavedOptions, saved_options, tell_replaced
 from relpos_fairseq.tasks.question_answering import QuestionDataset
 from relpos_fairseq.text.assets import SymbolText, Text, TokenizerText, find_assets, read_text
 
@@ -57,13 +57,16 @@ def read_trusted(path: Path | str, overrides: Mapping[str, Any] | None = None) -
 
     Args:
         path: the checkpoint.
-        overrides: options that replace the checkpoint's.
+        overrides: options that replace the checkpoint's, each of which is logged.
 
     Raises:
         UserError: its model or task is neither this package's nor one of MODELS and TASKS.
     """
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
     check_trusted(state, path)
+    saved = saved_options(state)
+    tell_replaced(saved.model | saved.task, overrides or {})
+    overwrite_args_by_name(state["cfg"], overrides or {})
     return state
 
 

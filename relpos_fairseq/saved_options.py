@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
+
+logger = logging.getLogger(__name__)
+# Options that say where files lie, in what languages and pieces, or what a training prints.
+WHERE = r"data|.*_folder|.*_lang|bpe|eval_.*bleu.*"
 
 
 @dataclass(frozen=True)
@@ -66,3 +72,21 @@ def plain(options: Any) -> dict[str, Any]:
     if OmegaConf.is_config(options):
         return OmegaConf.to_container(options, resolve=False, enum_to_str=True)
     return dict(options if isinstance(options, Mapping) else vars(options))
+
+
+def tell_replaced(saved: Mapping[str, Any], given: Mapping[str, Any], besides: str = WHERE) -> None:
+    """Log a line for each option of a checkpoint that another value replaces: a number is not what was trained.
+
+    Args:
+        saved: the checkpoint's options.
+        given: the options that are used; those that the checkpoint has not are left out.
+        besides: expression of the names that change no number.
+    """
+    for name, value in given.items():
+        if name in saved and _text(value) != _text(saved[name]) and not re.fullmatch(besides, name):
+            logger.warning("%s %s in place of the checkpoint's %s", name, _text(value), _text(saved[name]))
+
+
+def _text(value: Any) -> str:
+    """Return an option as a command line has it."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
