@@ -116,7 +116,7 @@ def _in_texts(name: str, tree: ast.Module) -> Iterator[str]:
 
 
 def _programs(tree: ast.Module) -> set[int]:
-    """Texts after "-m" in a command line, themselves or by the name of a constant."""
+    """Texts after "-m" in a command line, themselves or by the name of a constant, and those of `command_of`."""
     named = {
         node.targets[0].id: id(node.value)
         for node in tree.body
@@ -129,6 +129,8 @@ def _programs(tree: ast.Module) -> set[int]:
         for flag, word in itertools.pairwise(words):
             if isinstance(flag, ast.Constant) and flag.value == "-m":
                 found |= {id(word), named.get(getattr(word, "id", ""))}
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "command_of":
+            found.add(id(node.args[0]))
     return found
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from relpos_fairseq.export.optional_imports import require
 from relpos_fairseq.export.translators import open_translator
 from relpos_fairseq.inference.checkpoints import loading
 from relpos_fairseq.inference.translator import Batching, Search, batches
+from relpos_fairseq.io.child import command_of
 from relpos_fairseq.io.errors import ToolError, UserError
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.nn.packed import BFloat16Linear
@@ -239,7 +239,7 @@ def peak_memory(process: int) -> float:
 
 def _fairseq(checkpoint: Path, data: Path, split: str, beam: int) -> Served:
     """Run fairseq-generate; its seconds are those of its own clock, which leaves out its start."""
-    command = [sys.executable, "-m", "fairseq_cli.generate", str(data), "--path", str(checkpoint)]
+    command = [*command_of("fairseq_cli.generate"), str(data), "--path", str(checkpoint)]
     command += ["--user-dir", str(PACKAGE), "--beam", str(beam), "--gen-subset", split, "--cpu"]
     command += ["--max-tokens", str(Batching.max_tokens), "--num-workers", "0"]
     command += ["--batch-size", str(Batching.max_sentences)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention import BACKENDS
 from relpos_fairseq.attention.native.build import X86
+from relpos_fairseq.io.child import command_of
 from relpos_fairseq.options import CLIP_DISTANCE
 from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
 
@@ -214,10 +214,9 @@ def run_under_instruction_set(name: str | None, command: str, argv: Sequence[str
     if all(os.environ.get(variable) == value for variable, value in wanted.items()):
         return None
     check_instruction_set(name)
-    paths = filter(None, (str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **wanted}
+    environment = {**os.environ, **wanted}
     environment = {key: value for key, value in environment.items() if value is not None}
-    words = [sys.executable, "-m", "relpos_fairseq.cli", *command.split(), *argv]
+    words = [*command_of("relpos_fairseq.cli"), *command.split(), *argv]
     status = subprocess.run(words, env=environment, check=False).returncode
     return status if status >= 0 else 128 - status  # ended by a signal
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
 from pathlib import Path
 from typing import Any
 
 from relpos_fairseq.comparison.run import Run
 from relpos_fairseq.comparison.scheduling import Comparison
 from relpos_fairseq.comparison.spec import make_spec
+from relpos_fairseq.io.child import command_of
 from relpos_fairseq.io.errors import ToolError
 from relpos_fairseq.io.files import write_json, write_text
 from relpos_fairseq.io.lines import read_lines
@@ -103,7 +103,7 @@ def draw(run: Run, comparison: Comparison) -> None:
     folder = comparison.folder(run)
     plots, checkpoint = folder / "pictures", folder / "checkpoints" / "checkpoint_best.pt"
     data = run.task.data_folder(comparison.work) / "bin"
-    command = [sys.executable, "-m", "relpos_fairseq.cli", "plot", str(checkpoint)]
+    command = [*command_of("relpos_fairseq.cli"), "plot", str(checkpoint)]
     command += ["--data", str(data), "--out", str(plots)]
     log = folder / "pictures.log"
     drawing = Stage("pictures", lambda: run_tool(command, log, comparison.threads), [checkpoint], [plots])

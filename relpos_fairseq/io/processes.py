@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from relpos_fairseq.io.child import command_of
 from relpos_fairseq.io.command import error_line
 from relpos_fairseq.io.errors import ToolError, UserError
 
@@ -251,7 +252,7 @@ def run_tool(command: list[str], log: Path, threads: int) -> None:
             command, env=os.environ | settings, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False
         )
     if done.returncode:
-        name = Path(command[1] if command[0] == sys.executable else command[0]).name
+        name = command[2] if command[:2] == command_of("")[:2] else Path(command[0]).name
         raise ToolError(f"{name}: {failure(done.returncode, log, offset)} (its whole output: {log})")
 
 

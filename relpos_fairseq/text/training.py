@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from relpos_fairseq.io.child import command_of
 from relpos_fairseq.io.command import error_line
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_path, write_bytes
@@ -311,7 +312,7 @@ def learn_sentencepiece(sample: Path, size: int, kind: str, output: Path, normal
 def learn_subword_nmt(sample: Path, merges: int, output: Path) -> None:
     """Learn merges with subword-nmt's learner, in a child process, so that its memory is freed afterwards."""
     with atomic_path(output) as temporary:
-        learner = [sys.executable, "-m", "subword_nmt.learn_bpe", "--symbols", str(merges)]
+        learner = [*command_of("subword_nmt.learn_bpe"), "--symbols", str(merges)]
         run_learner(
             [*learner, "--input", str(sample), "--output", str(temporary)],
             "fewer words than --vocab-size asks for, or none?",
