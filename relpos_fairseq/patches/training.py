@@ -30,10 +30,11 @@ from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
+from torch.ao.quantization.observer import HistogramObserver
 
 from relpos_fairseq.io.stages import check_unchanged
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
-from relpos_fairseq.patches.processes import refuse_copies
+from relpos_fairseq.patches.processes import refuse_copies, refuse_task
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.assets import word_starts
 
@@ -59,7 +60,17 @@ def batch_by_size(original, indices, *args, **kwargs):
         indices = np.fromiter(indices, dtype=np.int64, count=-1)
     if len(indices) == 0:
         return []
-    batches = original(indices, *args, **kwargs)
+    try:
+        batches = original(indices, *args, **kwargs)
+    except AssertionError as error:
+        if "should not exceed max_tokens" not in str(error):
+            raise
+        batches = None
+    if batches is None:
+        raise ValueError(
+            "a sample is longer than --max-tokens: raise it, or make samples shorter (--tokens-per-sample, or "
+            "--max-source-positions and --max-target-positions with --skip-invalid-size-inputs-valid-test)"
+        )
     kept = sum(len(batch) for batch in batches)
     return batches if kept == len(indices) else [*batches, indices[kept:]]
 
@@ -183,6 +194,21 @@ def build_generator(original, self, models, args, *given, prefix_allowed_tokens_
     return original(self, models, args, *given, **kwargs)
 
 
+def eval_lm_dataloader(original, self, *args, **kwargs):
+    """Let fairseq-eval-lm read the batches of several languages' texts, which it gets as an iterator of epochs."""
+    found = original(self, *args, **kwargs)
+    return found.next_epoch_itr(shuffle=False) if hasattr(found, "next_epoch_itr") else found
+
+
+def emulate_int8_histogram(original, w, scale=None, zero_point=None, bits=8):
+    """Find the scale of --quant-noise-scalar on the CPU where the weight is there: fairseq copies it through a GPU."""
+    if scale is None and w.device.type == "cpu":
+        observer = HistogramObserver()
+        observer(w.detach().float())
+        scale, zero_point = (found.type_as(w) for found in observer.calculate_qparams())
+    return original(w, scale, zero_point, bits)
+
+
 def adaptive_loss(original, self, model, sample, reduce=True):
     """Say what a model without an adaptive softmax lacks, where fairseq asserts it."""
     if getattr(getattr(model, "decoder", None), "adaptive_softmax", None) is None:
@@ -268,11 +294,20 @@ def is_about_input(trace: TracebackType | None) -> bool:
 
 
 def parse_args_and_arch(original, parser, input_args=None, *args, **kwargs):
-    """Name our flag for --encoder-learned-pos and --decoder-learned-pos; refuse copies of a generation."""
+    """Refuse what fairseq fails on later: its own positions' flags, a task's misfits, copies of a generation."""
     refuse_given(sys.argv[1:] if input_args is None else input_args)
     parsed = original(parser, input_args, *args, **kwargs)
-    refuse_copies(parsed)
+    known = parsed[0] if isinstance(parsed, tuple) else parsed
+    refuse_copies(known)
+    task = getattr(known, "task", None)
+    refuse_task(task, getattr(known, "arch", None))
+    if missing := [name for name in NEEDS.get(task, ()) if not getattr(known, name)]:
+        raise ValueError(f"--task {task} needs {' and '.join(f'--{name}'.replace('_', '-') for name in missing)}")
     return parsed
+
+
+# Options without which a task of fairseq ends in an error of None.
+NEEDS = {"translation_from_pretrained_bart": ("langs",), "online_backtranslation": ("mono_langs", "valid_lang_pairs")}
 
 
 def refuse_given(given: Sequence[str]) -> None:
@@ -285,3 +320,5 @@ def refuse_given(given: Sequence[str]) -> None:
                 f"{flag} is a flag of fairseq's own transformer: give --position-scheme {learned}, "
                 f"or for one side {flag.replace('learned-pos', 'position-scheme')} {learned}"
             )
+    if ours and "--cross-self-attention" in given:
+        raise ValueError("--cross-self-attention would mix the positions of source and target: leave it out")
