@@ -301,13 +301,17 @@ def parse_args_and_arch(original, parser, input_args=None, *args, **kwargs):
     refuse_copies(known)
     task = getattr(known, "task", None)
     refuse_task(task, getattr(known, "arch", None))
-    if missing := [name for name in NEEDS.get(task, ()) if not getattr(known, name)]:
-        raise ValueError(f"--task {task} needs {' and '.join(f'--{name}'.replace('_', '-') for name in missing)}")
+    if missing := [flag for name, flag in NEEDS.get(task, {}).items() if not getattr(known, name, None)]:
+        raise ValueError(f"--task {task} needs {' and '.join(missing)}")
     return parsed
 
 
-# Options without which a task of fairseq ends in an error of None.
-NEEDS = {"translation_from_pretrained_bart": ("langs",), "online_backtranslation": ("mono_langs", "valid_lang_pairs")}
+# Options without which a task of fairseq ends in an error of None or of hydra, and what sets them.
+NEEDS = {
+    "translation_from_pretrained_bart": {"langs": "--langs"},
+    "online_backtranslation": {"mono_langs": "--mono-langs", "valid_lang_pairs": "--valid-lang-pairs"},
+    "sentence_prediction": {"classification_head_name": "--criterion sentence_prediction"},
+}
 
 
 def refuse_given(given: Sequence[str]) -> None:

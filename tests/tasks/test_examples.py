@@ -128,7 +128,7 @@ EXAMPLES: dict[str, tuple[str, str, str]] = {
     "GLUE": (
         "rel_scalar relpos_roberta pairs",
         f"--task sentence_prediction --criterion sentence_prediction {PAIRS} --separator-token 2",
-        "",
+        "--criterion sentence_prediction",
     ),
     "RACE": ("m2 relpos_roberta choices", f"--task sentence_ranking --criterion sentence_ranking {PAIRS}", ""),
 }
