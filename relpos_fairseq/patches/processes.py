@@ -14,7 +14,6 @@ from typing import Any
 import fairseq.distributed.utils as distributed
 import torch
 from fairseq import utils
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from fairseq.modules import LayerDropModuleList
 from fairseq.tasks import TASK_REGISTRY
 
@@ -164,8 +163,9 @@ def refuse_copies(args: Any) -> None:
 
 def refuse_task(task: str | None, arch: str | None) -> None:
     """Raise a ValueError for a task of fairseq's or ours that does not train the model of ours that is named."""
-    model, kind = ARCH_MODEL_NAME_REGISTRY.get(arch, arch), TASK_REGISTRY.get(task)
-    if model in TASKS and kind and kind.__module__.startswith(OWNERS) and task not in TASKS[model]:
+    kind = TASK_REGISTRY.get(task)
+    model = max((name for name in TASKS if str(arch).startswith(name)), key=len, default=None)
+    if model and kind and kind.__module__.startswith(OWNERS) and task not in TASKS[model]:
         instead = [other for other, names in TASKS.items() if task in names] or ["models of fairseq's own"]
         raise ValueError(
             f"--task {task} trains {' and '.join(instead)}, not {model}, which is trained by {', '.join(TASKS[model])}"

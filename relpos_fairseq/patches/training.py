@@ -301,6 +301,8 @@ def parse_args_and_arch(original, parser, input_args=None, *args, **kwargs):
     refuse_copies(known)
     task = getattr(known, "task", None)
     refuse_task(task, getattr(known, "arch", None))
+    if kwargs.get("suppress_defaults"):  # what was not given is not there
+        return parsed
     if missing := [flag for name, flag in NEEDS.get(task, {}).items() if not getattr(known, name, None)]:
         raise ValueError(f"--task {task} needs {' and '.join(missing)}")
     return parsed
