@@ -19,7 +19,7 @@ from fairseq.data import data_utils
 from fairseq.file_io import PathManager
 from fairseq.modules.quantization.scalar import ops as scalar
 from fairseq.sequence_generator import SequenceGenerator
-from fairseq.tasks import masked_lm
+from fairseq.tasks import masked_lm, multilingual_language_modeling
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.multilingual_language_modeling import MultilingualLanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
@@ -56,6 +56,7 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (checkpoint_utils, "load_checkpoint", checkpoints.restore),
     (checkpoint_utils, "save_checkpoint", checkpoints.save_checkpoint),
     (AdaptiveLoss, "forward", training.adaptive_loss),
+    (multilingual_language_modeling, "ResamplingDataset", training.resample),
     (MultilingualLanguageModelingTask, "eval_lm_dataloader", training.eval_lm_dataloader),
     (scalar, "emulate_int8_histogram", training.emulate_int8_histogram),
     (SequenceGenerator, "_generate", training.generate),

@@ -200,6 +200,11 @@ def eval_lm_dataloader(original, self, *args, **kwargs):
     return found.next_epoch_itr(shuffle=False) if hasattr(found, "next_epoch_itr") else found
 
 
+def resample(original, dataset, size_ratio=1.0, **kwargs):
+    """Draw a text that is not made smaller with replacement, as fairseq's other multilingual tasks do."""
+    return original(dataset, size_ratio=size_ratio, **kwargs | {"replace": size_ratio >= 1})
+
+
 def emulate_int8_histogram(original, w, scale=None, zero_point=None, bits=8):
     """Find the scale of --quant-noise-scalar on the CPU where the weight is there: fairseq copies it through a GPU."""
     if scale is None and w.device.type == "cpu":

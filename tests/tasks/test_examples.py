@@ -109,8 +109,7 @@ EXAMPLES: dict[str, tuple[str, str, str]] = {
     ),
     "many languages": (
         "alibi+rope relpos_transformer_lm languages",
-        "--task multilingual_language_modeling --tokens-per-sample 16 --criterion cross_entropy "
-        "--multilang-sampling-alpha 0.7",
+        "--task multilingual_language_modeling --tokens-per-sample 16 --criterion cross_entropy",
         "",
     ),
     "Transformer-XL": (
