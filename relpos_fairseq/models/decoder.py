@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
@@ -37,6 +38,24 @@ def decoder_positions(
         seed_name="decoder",
     )
     return Placement(resolve(cfg, shape, model, side="decoder", sides=sides))
+
+
+class AdaptiveModel(BaseFairseqModel):
+    """A model with a decoder that may have an adaptive softmax."""
+
+    def get_normalized_probs(self, net_output: tuple, log_probs: bool, sample: dict | None = None) -> Tensor:
+        """Return probabilities or log-probabilities as fairseq does; in training, not those of an adaptive softmax.
+
+        Raises:
+            ValueError: the model is in training and has an adaptive softmax, whose probabilities have no gradient.
+        """
+        softmax = self.decoder.adaptive_softmax
+        if softmax is not None and self.training:
+            raise ValueError(
+                f"an adaptive softmax (--adaptive-softmax-cutoff; here {softmax.cutoff}) is "
+                f"trained by --criterion adaptive_loss and by no other: give that"
+            )
+        return super().get_normalized_probs(net_output, log_probs, sample)
 
 
 class RelPosDecoder(TransformerDecoderBase):

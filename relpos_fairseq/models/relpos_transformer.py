@@ -19,7 +19,7 @@ from omegaconf import II
 
 from relpos_fairseq.config import PositionConfig, help_text
 from relpos_fairseq.models.configs import ACTIVATIONS, add_flags, plain, register_sizes, widths
-from relpos_fairseq.models.decoder import RelPosDecoder
+from relpos_fairseq.models.decoder import AdaptiveModel, RelPosDecoder
 from relpos_fairseq.models.encoder import RelPosEncoder
 
 _NESTED = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
@@ -90,7 +90,7 @@ def nested(cfg: Any) -> TransformerConfig:
     return TransformerConfig.from_namespace(argparse.Namespace(**flat))
 
 
-class RelPosTransformerModel(TransformerModelBase):
+class RelPosTransformerModel(AdaptiveModel, TransformerModelBase):
     """fairseq's TransformerModel whose self-attention has a position scheme."""
 
     add_args = classmethod(add_flags)

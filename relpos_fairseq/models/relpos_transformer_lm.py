@@ -18,7 +18,7 @@ from relpos_fairseq.models.configs import (
     register_sizes,
     widths,
 )
-from relpos_fairseq.models.decoder import RelPosDecoder, decoder_positions
+from relpos_fairseq.models.decoder import AdaptiveModel, RelPosDecoder, decoder_positions
 from relpos_fairseq.placement import Placement, PositionMismatchError
 
 
@@ -34,7 +34,7 @@ class RelPosLMDecoder(RelPosDecoder):
         return decoder_positions(cfg, "language_model", sides=(), length_flag="--tokens-per-sample")
 
 
-class RelPosLanguageModel(FairseqLanguageModel):
+class RelPosLanguageModel(AdaptiveModel, FairseqLanguageModel):
     """Base class of the language models: builds them from flags, and checks the checkpoints that they load."""
 
     flags: type = LanguageModelFlags
@@ -55,20 +55,6 @@ class RelPosLanguageModel(FairseqLanguageModel):
         _check_cutoff("--adaptive-softmax-cutoff", config.adaptive_softmax_cutoff, words)
         decoder = cls.decoder_class(config, words, embed_tokens, no_encoder_attn=True)
         return cls(decoder)
-
-    def get_normalized_probs(self, net_output: tuple, log_probs: bool, sample: dict | None = None) -> Tensor:
-        """Return probabilities or log-probabilities as fairseq does; in training, not those of an adaptive softmax.
-
-        Raises:
-            ValueError: the model is in training and has an adaptive softmax, whose probabilities have no gradient.
-        """
-        softmax = self.decoder.adaptive_softmax
-        if softmax is not None and self.training:
-            raise ValueError(
-                f"an adaptive softmax (--adaptive-softmax-cutoff; here {softmax.cutoff}) is "
-                f"trained by --criterion adaptive_loss and by no other: give that"
-            )
-        return super().get_normalized_probs(net_output, log_probs, sample)
 
     def load_state_dict(
         self, state_dict: dict[str, Tensor], strict: bool = True, model_cfg: Any = None, args=None

@@ -15,9 +15,32 @@ import fairseq.distributed.utils as distributed
 import torch
 from fairseq import utils
 from fairseq.modules import LayerDropModuleList
+from fairseq.tasks import TASK_REGISTRY
 
 logger = logging.getLogger(__name__)
-TASKS_OF_OTHERS = {"multilingual_translation": "multilingual_transformer", "translation_lev": "levenshtein_transformer"}
+OWNERS = ("fairseq.", f"{__name__.partition('.')[0]}.")
+# Which tasks train which of our models; the others of fairseq train models of their own.
+_LM = ("language_modeling", "multilingual_language_modeling", "segment_language_modeling")
+TASKS = {
+    "relpos_transformer": (
+        "translation",
+        "translation_multi_simple_epoch",
+        "translation_from_pretrained_bart",
+        "online_backtranslation",
+        "denoising",
+        "multilingual_denoising",
+        "span_masked_lm",
+    ),
+    "relpos_transformer_lm": _LM,
+    "relpos_transformer_xl": _LM,
+    "relpos_roberta": (
+        "masked_lm",
+        "multilingual_masked_lm",
+        "sentence_prediction",
+        "sentence_ranking",
+        "question_answering",
+    ),
+}
 
 
 def wrap_on_cpu(original, module, device_ids=None, output_device=None, **kwargs):
@@ -138,6 +161,17 @@ def refuse_copies(args: Any) -> None:
         )
 
 
+def refuse_task(task: str | None, arch: str | None) -> None:
+    """Raise a ValueError for a task of fairseq's or ours that does not train the model of ours that is named."""
+    kind = TASK_REGISTRY.get(task)
+    model = max((name for name in TASKS if str(arch).startswith(name)), key=len, default=None)
+    if model and kind and kind.__module__.startswith(OWNERS) and task not in TASKS[model]:
+        instead = [other for other, names in TASKS.items() if task in names] or ["models of fairseq's own"]
+        raise ValueError(
+            f"--task {task} trains {' and '.join(instead)}, not {model}, which is trained by {', '.join(TASKS[model])}"
+        )
+
+
 def tell_of_waiting_threads() -> None:
     """Log how to keep OpenMP's threads from spinning while they wait, where other processes need the cores too."""
     passive = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
@@ -153,9 +187,7 @@ def tell_of_waiting_threads() -> None:
 
 def _refuse_misfits(cfg: Any) -> None:
     """Raise an error for a task that trains no model of ours, and for a context that is as long as a block."""
-    task, arch = (getattr(cfg.get(part), "_name", None) for part in ("task", "model"))
-    if task in TASKS_OF_OTHERS and str(arch).startswith("relpos_"):
-        raise ValueError(f"--task {task} trains {TASKS_OF_OTHERS[task]} alone, not {arch}: choose another --task")
+    refuse_task(*(getattr(cfg.get(part), "_name", None) for part in ("task", "model")))
     block = getattr(cfg.get("task"), "tokens_per_sample", None)
     context = getattr(cfg.get("eval_lm"), "context_window", 0)  # only eval-lm reads it
     if block and context >= block:

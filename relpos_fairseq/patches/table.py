@@ -17,8 +17,9 @@ from fairseq import checkpoint_utils, options, utils
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.data import data_utils
 from fairseq.file_io import PathManager
+from fairseq.modules.quantization.scalar import ops as scalar
 from fairseq.sequence_generator import SequenceGenerator
-from fairseq.tasks import masked_lm
+from fairseq.tasks import masked_lm, multilingual_language_modeling
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.multilingual_language_modeling import MultilingualLanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
@@ -55,6 +56,8 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (checkpoint_utils, "load_checkpoint", checkpoints.restore),
     (checkpoint_utils, "save_checkpoint", checkpoints.save_checkpoint),
     (AdaptiveLoss, "forward", training.adaptive_loss),
+    (multilingual_language_modeling, "ResamplingDataset", training.resample),
+    (scalar, "emulate_int8_histogram", training.emulate_int8_histogram),
     (SequenceGenerator, "_generate", training.generate),
     (TranslationMultiSimpleEpochTask, "build_generator", training.build_generator),
     (MultilingualLanguageModelingTask, "eval_lm_dataloader", training.eval_lm_dataloader),

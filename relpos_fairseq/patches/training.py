@@ -33,11 +33,12 @@ from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import TASK_REGISTRY, masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
+from torch.ao.quantization.observer import HistogramObserver
 
 from relpos_fairseq.io.packages import describe_missing
 from relpos_fairseq.io.stages import check_unchanged
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
-from relpos_fairseq.patches.processes import refuse_copies
+from relpos_fairseq.patches.processes import refuse_copies, refuse_task
 from relpos_fairseq.saved_options import WHERE, saved_options, tell_replaced
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.assets import word_starts
@@ -200,8 +201,23 @@ def build_generator(original, self, models, args, *given, prefix_allowed_tokens_
 
 
 def eval_lm_dataloader(original, self, *args, **kwargs):
-    """Return batches, where the task of several languages returns what has no length and cannot be counted."""
-    return original(self, *args, **kwargs).next_epoch_itr(shuffle=False)
+    """Let fairseq-eval-lm read the batches of several languages' texts, which it gets as an iterator of epochs."""
+    found = original(self, *args, **kwargs)
+    return found.next_epoch_itr(shuffle=False) if hasattr(found, "next_epoch_itr") else found
+
+
+def resample(original, dataset, size_ratio=1.0, **kwargs):
+    """Draw a text that is not made smaller with replacement, as fairseq's other multilingual tasks do."""
+    return original(dataset, size_ratio=size_ratio, **kwargs | {"replace": size_ratio >= 1})
+
+
+def emulate_int8_histogram(original, w, scale=None, zero_point=None, bits=8):
+    """Find the scale of --quant-noise-scalar on the CPU where the weight is there: fairseq copies it through a GPU."""
+    if scale is None and w.device.type == "cpu":
+        observer = HistogramObserver()
+        observer(w.detach().float())
+        scale, zero_point = (found.type_as(w) for found in observer.calculate_qparams())
+    return original(w, scale, zero_point, bits)
 
 
 def adaptive_loss(original, self, model, sample, reduce=True):
@@ -322,10 +338,28 @@ def parse_args_and_arch(
         parser.set_defaults(**{name: value for name, value in (saved | overrides).items() if name in known})
 
     parsed = original(parser, input_args, parse_known, modify_parser=modify if saved else modify_parser)
-    refuse_copies(parsed)
+    known = parsed[0] if parse_known else parsed
+    refuse_copies(known)
+    refuse_misfit(known)
     if saved and not getattr(parser, "asks_again", False):
-        tell_replaced(saved, vars(parsed))
+        tell_replaced(saved, vars(known))
     return parsed
+
+
+# Options without which a task of fairseq ends in an error of None or of hydra, and what sets them.
+NEEDS = {
+    "translation_from_pretrained_bart": {"langs": "--langs"},
+    "online_backtranslation": {"mono_langs": "--mono-langs", "valid_lang_pairs": "--valid-lang-pairs"},
+    "sentence_prediction": {"classification_head_name": "--criterion sentence_prediction"},
+}
+
+
+def refuse_misfit(args: argparse.Namespace) -> None:
+    """Raise a ValueError for a task that does not train the architecture, or lacks what fairseq would miss later."""
+    task = getattr(args, "task", None)
+    refuse_task(task, getattr(args, "arch", None))
+    if missing := [flag for name, flag in NEEDS.get(task, {}).items() if not getattr(args, name, None)]:
+        raise ValueError(f"--task {task} needs {' and '.join(missing)}")
 
 
 def refuse_values(parser: argparse.ArgumentParser, given: Sequence[str]) -> None:
@@ -381,3 +415,5 @@ def refuse_given(given: Sequence[str]) -> None:
                 f"{flag} is a flag of fairseq's own transformer: give --position-scheme {learned}, "
                 f"or for one side {flag.replace('learned-pos', 'position-scheme')} {learned}"
             )
+    if ours and "--cross-self-attention" in given:
+        raise ValueError("--cross-self-attention would mix the positions of source and target: leave it out")

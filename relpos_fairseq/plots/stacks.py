@@ -188,7 +188,7 @@ def choose_sentence(model: nn.Module, task: Any, words: str | None, length: int,
         return SentenceInput(cut_sample(sample), f"first sentence of {split}")
     generator = torch.Generator().manual_seed(1)
     most = max(len(task.source_dictionary) - 1, SPECIALS + 1)
-    size = min(length, LONGEST_SENTENCE) - 1
+    size = max(min(length, LONGEST_SENTENCE) - (1 if hasattr(model, "decoder") else 2), 0)  # `arguments` adds the ends
     tokens = torch.randint(SPECIALS, most, (size,), generator=generator)
     return SentenceInput(arguments(model, task, tokens), "synthetic tokens")
 

@@ -383,6 +383,8 @@ def test_flags_of_fairseqs_positions_name_ours(corpus, tmp_path):
     message = "give --position-scheme learned, or for one side --encoder-position-scheme learned"
     with pytest.raises(ValueError, match=message):
         cli.train(corpus, tmp_path, "--encoder-learned-pos", *UPDATES)
+    with pytest.raises(ValueError, match="--cross-self-attention would mix the positions"):
+        cli.train(corpus, tmp_path, "--cross-self-attention", *UPDATES)
 
 
 def broken(checkpoint: Path, folder: Path, how: str) -> Path:

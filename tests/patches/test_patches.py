@@ -37,6 +37,24 @@ def test_the_last_batch_is_kept() -> None:
     assert data_utils.batch_by_size(none, lambda _: 1, max_tokens=8) == []
 
 
+def test_a_sample_above_max_tokens() -> None:
+    """It is named, and the flag, where fairseq asserts."""
+    with pytest.raises(ValueError, match="sample #2 has 4 tokens, and a batch --max-tokens 3: raise it"):
+        data_utils.batch_by_size(np.arange(3), lambda number: number + 2, max_tokens=3)
+    with pytest.raises(AssertionError):
+        data_utils.batch_by_size.__wrapped__(np.arange(3), lambda _: 3, max_tokens=2)
+
+
+def test_scalar_noise_on_a_cpu() -> None:
+    """The scale is of the weight's own range, and a weight moves by no more than half a step of it."""
+    from fairseq.modules.quantization.scalar.ops import emulate_int
+
+    weight = torch.linspace(-1, 1, 512)
+    rounded, scale, zero = emulate_int(weight, bits=8, method="histogram")
+    assert (rounded - weight).abs().max() <= scale.item() and 0 < scale.item() < 2.1 / 255
+    torch.testing.assert_close(emulate_int(weight, 8, "histogram", scale, zero)[0], rounded)
+
+
 def test_sentences_are_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--sample-break-mode eos` reads a name that numpy 2 removed."""
     lines = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]

@@ -12,6 +12,7 @@ from helpers import ROOT, roberta
 from helpers import commands as cli
 from relpos_fairseq.inference.checkpoints.loading import JOBS, MULTILINGUAL
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
+from relpos_fairseq.patches import processes
 
 TINY = {
     "relpos_transformer": cli.SMALL[2:],
@@ -25,6 +26,7 @@ SMOOTHED = ["--criterion", "relpos_label_smoothed_cross_entropy", "--label-smoot
 TRAIN = """--optimizer relpos_adam --lr 5e-3 --max-tokens 200 --num-workers 0 --cpu --no-progress-bar
     --distributed-world-size 1 --no-epoch-checkpoints --log-interval 1 --position-scheme m4""".split()
 LANGS = ["--langs", "src,tgt", "--lang-pairs", "src-tgt,tgt-src"]
+MONO = ["--mono-langs", "src,tgt", "--valid-lang-pairs", "src-tgt"]
 BART = ["--tokens-per-sample", "16", "--mask", "0.3", "--mask-length", "word", "--replace-length", "1"]
 TASKS = {
     "translation": ("relpos_transformer", "pair", []),
@@ -45,7 +47,9 @@ TASKS = {
     ),
     "denoising": ("relpos_transformer", "text", BART),
     "multilingual_denoising": ("relpos_transformer", "languages", [*BART, "--langs", "src,tgt", "--add-lang-token"]),
+    "span_masked_lm": ("relpos_transformer", "text", BART[:2]),
     "translation_from_pretrained_bart": ("relpos_transformer", "pair", ["--langs", "src,tgt"]),
+    "online_backtranslation": ("relpos_transformer", "mono", MONO),
 }
 
 
@@ -60,12 +64,14 @@ def data(tmp_path_factory) -> dict[str, Path]:
         files = ["--only-source", "--trainpref", pair.raw / f"{train}.src", "--validpref", pair.raw / "valid.src"]
         cli.call("preprocess", *files, *words, "--destdir", destination)
     shutil.copy(text / "dict.txt", languages / "dict.txt")
+    mono = shutil.copytree(languages, folder / "mono")  # beside each language alone the pairs that are translated
+    shutil.copytree(pair.binary, mono, dirs_exist_ok=True)
     choices = roberta.write_pairs(folder / "choices")  # which of two sentences goes with the first
     shutil.copytree(choices / "input1", choices / "input2")
     for split in ("train", "valid"):
         labels = (folder / "choices" / "raw" / f"{split}.label").read_text()
         (choices / f"{split}.label").write_text(labels)
-    return {"pair": pair.binary, "text": text, "languages": languages, "choices": choices}
+    return {"pair": pair.binary, "text": text, "languages": languages, "mono": mono, "choices": choices}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -82,10 +88,11 @@ def test_a_task_trains_saves_and_resumes(name, data, tmp_path):
     assert (tmp_path / "checkpoint_last.pt").is_file()
     said = cli.call("train", *given, "--max-update", "3")
     assert "num_updates: 3" in said or "3 updates" in said
-    if kind == "pair":
+    if kind in ("pair", "mono"):
         where = [*given[:3], "--path", str(tmp_path / "checkpoint_last.pt"), *cli.QUIET]  # its task is the checkpoint's
-        sides = ["--source-lang", "src", "--target-lang", "tgt", "--gen-subset", "valid", "--max-len-b", "5"]
-        assert len(cli.hypotheses(cli.call("generate", *where, *sides))) == cli.VALID_SENTENCES
+        sides = ["--source-lang", "src", "--target-lang", "tgt"] if kind == "pair" else []
+        said = cli.call("generate", *where, *sides, "--gen-subset", "valid", "--max-len-b", "5")
+        assert len(cli.hypotheses(said)) == cli.VALID_SENTENCES
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -156,17 +163,64 @@ def test_a_checkpoint_of_several_languages_asks_for_two(data, tmp_path, capsys):
         assert why in said and "its languages are src, tgt" in said and said.count("\n") == 1
 
 
-@pytest.mark.parametrize("task", ["multilingual_translation", "translation_lev"])
-def test_a_task_of_another_model_is_refused(task, data, tmp_path):
-    given = [str(data["pair"]), "--user-dir", str(cli.USER_DIR), "--save-dir", str(tmp_path), *cli.SMALL, *TRAIN]
-    given += ["--lang-pairs", "src-tgt"] if task == "multilingual_translation" else []
-    with pytest.raises(ValueError, match=f"--task {task} trains .* alone"):
-        cli.call("train", *given, "--task", task, *SMOOTHED)
+REFUSED = dict.fromkeys(
+    (
+        *("multilingual_translation", "semisupervised_translation", "translation_lev"),
+        *("translation_from_pretrained_xlm", "cross_lingual_lm", "legacy_masked_lm", "sentence_prediction_adapters"),
+    ),
+    "models of fairseq's own",
+)
+
+
+@pytest.mark.parametrize(
+    ("task", "owner"),
+    [
+        *REFUSED.items(),
+        ("language_modeling", "relpos_transformer_lm and relpos_transformer_xl"),
+        ("masked_lm", "relpos_roberta"),
+    ],
+)
+def test_a_task_of_another_model_is_refused(task, owner):
+    given = [ROOT, "--user-dir", cli.USER_DIR, *cli.SMALL, *TRAIN, *SMOOTHED]
+    with pytest.raises(ValueError, match=f"--task {task} trains {owner}, not relpos_transformer, .* by translation,"):
+        cli.call("train", *given, "--task", task)
+
+
+@pytest.mark.parametrize("arch", ["relpos_transformer_lm", "relpos_transformer_xl", "relpos_roberta"])
+def test_a_model_of_another_task_is_refused(arch):
+    given = [ROOT, "--user-dir", cli.USER_DIR, "--arch", f"{arch}_tiny", *TRAIN, *SMOOTHED]
+    with pytest.raises(ValueError, match=f"--task translation trains relpos_transformer, not {arch}, which"):
+        cli.call("train", *given, "--task", "translation")
+
+
+@pytest.mark.parametrize(
+    ("task", "arch", "flags"),
+    [
+        ("translation_from_pretrained_bart", "relpos_transformer", "--langs"),
+        ("online_backtranslation", "relpos_transformer", "--mono-langs and --valid-lang-pairs"),
+        ("sentence_prediction", "relpos_roberta", "--criterion sentence_prediction"),
+    ],
+)
+def test_what_a_task_needs_is_named(task, arch, flags):
+    given = [ROOT, "--user-dir", cli.USER_DIR, "--arch", arch, *TRAIN, *SMOOTHED]
+    with pytest.raises(ValueError, match=f"--task {task} needs {flags}$"):
+        cli.call("train", *given, "--task", task)
+
+
+@pytest.mark.parametrize("criterion", ["relpos_label_smoothed_cross_entropy", "cross_entropy"])
+def test_an_adaptive_softmax_has_its_criterion(criterion, data, tmp_path):
+    given = [data["pair"], "--user-dir", cli.USER_DIR, "--save-dir", tmp_path, *cli.SMALL[:-1], *TRAIN]
+    with pytest.raises(ValueError, match=r"adaptive softmax .*here \[8, .* --criterion adaptive_loss"):
+        cli.call("train", *given, "--criterion", criterion, "--adaptive-softmax-cutoff", "8")
 
 
 def test_the_page_names_each_task():
     """The table of models/README has a row for each task that is run here."""
     page = (ROOT / "relpos_fairseq" / "models" / "README.md").read_text()
-    assert [name for name in TASKS if f"`{name.partition(' ')[0]}`" not in page] == []
+    tried = {name.partition(" ")[0] for name in TASKS}
+    served = {name for names in processes.TASKS.values() for name in names}
+    assert [name for name in tried | {*REFUSED} if f"`{name}`" not in page] == []
+    # Those have tests of their own.
+    assert served - tried == {"segment_language_modeling", "sentence_prediction", "question_answering"}
     rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `")}
     assert {task: command for task, command in JOBS.items() if task in rows and f"`{command}" not in rows[task]} == {}
