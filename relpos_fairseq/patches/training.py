@@ -377,6 +377,8 @@ def refuse_without_task(parser: argparse.ArgumentParser, given: Sequence[str] | 
     """Raise a ValueError for fairseq-validate where neither --task nor a checkpoint of ours names the task."""
     args = parser.parse_known_args(given)[0]
     if getattr(args, "path", None) and args.task is None:
+        if missing := next((one for one in args.path.split(os.pathsep) if not os.path.exists(one)), None):
+            raise ValueError(f"--path {missing} does not exist")
         raise ValueError(f"--path {args.path} is no checkpoint of a model of ours, which names its task: give --task")
 
 

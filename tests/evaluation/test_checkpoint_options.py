@@ -98,6 +98,8 @@ def test_models_of_fairseq_and_flags_of_a_training_are_left_alone(tmp_path):
     assert found.task == "translation"
     with pytest.raises(ValueError, match=r"--path .*b\.pt is no checkpoint of a model of ours, which names its task"):
         options.parse_args_and_arch(options.get_validation_parser(), ["DATA", "--path", str(tmp_path / "b.pt")])
+    with pytest.raises(ValueError, match=r"--path .*c\.pt does not exist"):
+        options.parse_args_and_arch(options.get_validation_parser(), ["DATA", "--path", str(tmp_path / "c.pt")])
 
 
 def test_model_overrides_replace_an_option_of_the_task(tmp_path):
