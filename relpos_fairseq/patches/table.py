@@ -26,7 +26,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 from fairseq.trainer import Trainer
 
-from relpos_fairseq.patches import checkpoints, interactive, literal_options, processes, training
+from relpos_fairseq.patches import checkpoints, interactive, interruption, literal_options, processes, training
 
 # Changes that replace no single function.
 SETTINGS: tuple[Callable[[], None], ...] = (
@@ -73,6 +73,8 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
 # The same of a command that is running already.
 PATCHES_OF_RUNNING: tuple[tuple[str, str, Callable], ...] = (
     ("fairseq_cli.train", "add_defaults", processes.add_defaults),
+    ("fairseq_cli.train", "train", interruption.train),
+    ("fairseq_cli.train", "validate_and_save", interruption.validate_and_save),
     ("fairseq_cli.interactive", "buffered_read", interactive.buffered_read),
     ("fairseq_cli.interactive", "make_batches", interactive.make_batches),
 )

@@ -1,0 +1,108 @@
+"""A training that is interrupted saves where it is, and the same command goes on as if it had not been."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import relpos_fairseq  # noqa: F401
+from helpers import ROOT
+from helpers import commands as cli
+from helpers.commands import Corpus
+from relpos_fairseq.patches import interruption
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return cli.write_corpus(tmp_path_factory.mktemp("interrupted"))
+
+
+def interrupt(signum: int, *command: str | Path) -> tuple[int, str]:
+    """Start a training, send a signal once it has logged an update, and return its status and what it printed."""
+    program, *rest = map(str, command)
+    run = [str(Path(sys.executable).parent / program), *rest]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # A shell's job in the background ignores Ctrl-C, and its children with it.
+    listens = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(run, env=environment, cwd=ROOT, preexec_fn=listens, **pipes) as process:
+        said = ""
+        for line in process.stdout:
+            said += line
+            if "train_inner" in line:
+                process.send_signal(signum)
+                said += process.stdout.read()
+                break
+    return process.returncode, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_same_command_goes_on(corpus: Corpus, tmp_path: Path, signum: signal.Signals) -> None:
+    def arguments(folder: str, updates: int) -> list[str]:
+        return cli.train_arguments(corpus, tmp_path / folder, "--max-update", str(updates), "--log-interval", "2")
+
+    status, said = interrupt(signum, "fairseq-train", *arguments("one", 2000))
+    found = re.fullmatch(
+        r"interrupted after (\d+) updates; (\S+) is saved; run the same command again to continue",
+        said.strip().splitlines()[-1],
+    )
+    assert found and status == 128 + signum and "Traceback" not in said, said[-2000:]
+    assert found[2] == str(tmp_path / "one" / "checkpoint_last.pt")
+    more = int(found[1]) + 3
+    cli.call("train", *arguments("one", more))
+    cli.call("train", *arguments("two", more))
+    one, two = (cli.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("one", "two"))
+    assert all(torch.equal(one[name], two[name]) for name in two)
+
+
+@pytest.mark.slow
+def test_two_processes_save_once(corpus: Corpus, tmp_path: Path) -> None:
+    given = cli.train_arguments(corpus, tmp_path, "--max-update", "2000", "--log-interval", "2")
+    where = ("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python")
+    status, said = interrupt(signal.SIGTERM, *where, "fairseq-train", *given)
+    assert status and said.count("interrupted after") == said.count("is saved; run the same command") == 1
+    assert (tmp_path / "checkpoint_last.pt").is_file()
+
+
+def test_only_the_first_signal_is_kept() -> None:
+    """What was ignored stays ignored, and afterwards all is as before."""
+    trainer = SimpleNamespace(data_parallel_world_size=1)
+    before = [signal.getsignal(signum) for signum in interruption.SIGNALS]
+    ended = []
+
+    def epoch() -> None:
+        signal.raise_signal(signal.SIGINT)
+        ended.append(interruption._interrupted(trainer))
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        interruption.train(epoch)
+    assert ended == [signal.SIGINT]
+    assert [signal.getsignal(signum) for signum in interruption.SIGNALS] == before
+    interruption.train(lambda: ended.append(interruption._interrupted(trainer)))
+    assert ended == [signal.SIGINT, 0]
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        interruption.train(lambda: ended.append(signal.getsignal(signal.SIGINT)))
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+    assert ended[-1] is signal.SIG_IGN
+
+
+def test_a_training_that_saves_nothing_says_so(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(interruption, "_interrupted", lambda trainer: signal.SIGTERM)
+    monkeypatch.setattr(interruption.checkpoint_utils, "save_checkpoint", lambda *given: None)
+    trainer = SimpleNamespace(is_data_parallel_master=True, get_num_updates=lambda: 7)
+    with pytest.raises(SystemExit, match="143"):
+        interruption.validate_and_save(None, SimpleNamespace(checkpoint=None), trainer, None, None, [], False)
+    assert capsys.readouterr().err == "interrupted after 7 updates; nothing is saved (--no-save)\n"
