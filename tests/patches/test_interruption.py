@@ -26,8 +26,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return cli.write_corpus(tmp_path_factory.mktemp("interrupted"))
 
 
-def interrupt(signum: int, *command: str | Path) -> tuple[int, str]:
-    """Start a training, send a signal once it has logged an update, and return its status and what it printed."""
+def interrupt(signum: int, *command: str | Path, child: bool = False) -> tuple[int, str]:
+    """Start a training, send a signal once it has logged an update, and return its status and what it printed.
+
+    The signal is sent to the command, or to the last process that it began.
+    """
     program, *rest = map(str, command)
     run = [str(Path(sys.executable).parent / program), *rest]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -39,7 +42,8 @@ def interrupt(signum: int, *command: str | Path) -> tuple[int, str]:
         for line in process.stdout:
             said += line
             if "train_inner" in line:
-                process.send_signal(signum)
+                began = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split() if child else []
+                os.kill(int([process.pid, *began][-1]), signum)
                 said += process.stdout.read()
                 break
     return process.returncode, said
@@ -67,9 +71,10 @@ def test_the_same_command_goes_on(corpus: Corpus, tmp_path: Path, signum: signal
 
 @pytest.mark.slow
 def test_two_processes_save_once(corpus: Corpus, tmp_path: Path) -> None:
+    """Where one of them is interrupted, both end after the same update."""
     given = cli.train_arguments(corpus, tmp_path, "--max-update", "2000", "--log-interval", "2")
     where = ("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python")
-    status, said = interrupt(signal.SIGTERM, *where, "fairseq-train", *given)
+    status, said = interrupt(signal.SIGTERM, *where, "fairseq-train", *given, child=True)
     assert status and said.count("interrupted after") == said.count("is saved; run the same command") == 1
     assert (tmp_path / "checkpoint_last.pt").is_file()
 
