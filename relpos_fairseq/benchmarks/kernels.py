@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,7 +73,8 @@ def check_arguments(args: Options) -> None:
     args.head_dims = [int(number) for number in numbers]
     args.all = args.schemes == "all"
     args.schemes = schemes_of(args.schemes, schemes_for(attention=True))
-    import_module("triton")  # before anything is compiled
+    if find_spec("triton") is None:
+        raise ModuleNotFoundError("triton", name="triton")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

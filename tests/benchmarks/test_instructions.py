@@ -13,6 +13,7 @@ import pytest
 from helpers.commands import relpos
 from relpos_fairseq.attention import native
 from relpos_fairseq.benchmarks import workload
+from relpos_fairseq.io.child import command_of
 
 X86 = workload.platform.machine().lower() in workload.X86
 TINY = "--heads 2 --head-dim 8 --clip 3 --lengths 200 --batch 1 --schemes m4 --rounds 1".split()
@@ -34,7 +35,7 @@ def test_the_other_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert workload.run_under_instruction_set(None, "benchmark attention", []) is None and not started
     status = workload.run_under_instruction_set(name, "benchmark attention", ["--isa", name])
     ((words, environment),) = started
-    assert status == 139 and words[1:] == [*("-m", "relpos_fairseq.cli", "benchmark", "attention", "--isa", name)]
+    assert status == 139 and words == [*command_of("relpos_fairseq.cli"), "benchmark", "attention", "--isa", name]
     given = {variable: environment.get(variable) for variable in workload.VARIABLES}
     assert given == workload.of_environment(name) and environment["PATH"] == os.environ["PATH"]
     for variable, value in given.items():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq import options
+from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
 from helpers import commands as cli
@@ -72,6 +73,7 @@ def test_every_option_is_the_checkpoints_or_said_to_be_replaced(task, command, t
     values = {action.dest: other(action) for action in actions}
     assert values and all(values[action.dest] != action.default for action in actions)
     given = ["DATA", "--user-dir", str(USER_DIR), "--path", str(checkpoint(tmp_path / "a.pt", task, values))]
+    given += ["--criterion", task] if task in REGISTRIES["criterion"]["registry"] else []
     with captured() as said:
         found = options.parse_args_and_arch(PARSERS[command](), given)
     assert found.task == task and "in place of" not in said.getvalue()
@@ -84,7 +86,7 @@ def test_every_option_is_the_checkpoints_or_said_to_be_replaced(task, command, t
                 PARSERS[command](), [*given, action.option_strings[0], str(action.default)]
             )
         assert getattr(found, action.dest) == action.default
-        expected = f"{action.dest} {action.default} in place of the checkpoint's {values[action.dest]}"
+        expected = f"{action.dest} {getattr(found, action.dest)} in place of the checkpoint's {values[action.dest]}"
         assert said.getvalue().count(expected) == said.getvalue().count("in place of") == 1
 
 
