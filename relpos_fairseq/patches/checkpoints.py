@@ -39,8 +39,11 @@ OTHER_ROWS = re.compile(  # of embeddings of one width
     r"size mismatch for (\S*embed_tokens\.weight): copying a param with shape torch\.Size\(\[(\d+), (?P<width>\d+)\]\) "
     r"from checkpoint, the shape in current model is torch\.Size\(\[(\d+), (?P=width)\]\)"
 )
-# What is known of the training of the checkpoint that a trainer reads; None outside of such calls.
-_trained: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("_trained", default=None)
+# The config of the checkpoint that a trainer reads is put there; None outside of such calls.
+_trained: contextvars.ContextVar[list | None] = contextvars.ContextVar("_trained", default=None)
+SCHEDULER = "lr_scheduler"
+PRECISIONS = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16")
+SHOWN = 4  # options of a model that differ
 LAST = "checkpoint_last.pt"  # of --restore-file by default
 MAKERS = (_reconstruct, scalar)  # numpy 1 and 2 save them under different paths
 
@@ -56,8 +59,8 @@ def load_checkpoint_to_cpu(original, path, *args, **kwargs):
     """Name a broken or malicious checkpoint in one line, where torch advises to run its code."""
     try:
         state = original(path, *args, **kwargs)
-        if (told := _trained.get()) is not None:
-            told |= training_of(state.get("cfg"))
+        if (read := _trained.get()) is not None:
+            read.append(state.get("cfg"))
         return state
     except (FileNotFoundError, ValueError, MemoryError):
         raise
@@ -80,50 +83,81 @@ def restore(original, cfg, trainer, **kwargs):
     return original(cfg, trainer, **kwargs)
 
 
-def load_checkpoint(original, self, filename, reset_optimizer=False, *args, **kwargs):
-    """Say what disagrees: positions, the dictionary, or the optimizer, whose state fairseq may take and fail later."""
-    told: dict[str, str] = {}
-    token, refusal = _trained.set(told), None
+def load_checkpoint(original, self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, **kwargs):
+    """Say what disagrees: positions, the dictionary, the model's sizes, or the optimizer and its schedule."""
+    read: list = []  # the config of the checkpoint
+    token, refusal = _trained.set(read), None
     try:
-        loaded = original(self, filename, reset_optimizer, *args, **kwargs)
-    except AssertionError as error:
-        if "please reset the optimizer" not in str(error):
-            raise
-        refusal = error
+        loaded = original(self, filename, reset_optimizer, reset_lr_scheduler, *args, **kwargs)
     except Exception as error:
-        if isinstance(error.__context__, PositionMismatchError):
-            raise PositionMismatchError(f"{filename}: {error.__context__}") from None
-        if found := OTHER_ROWS.search(str(error.__context__)):
-            name, theirs, _, ours = found.groups()
-            raise ValueError(
-                f"{filename} has {theirs} rows in {name}, and the dictionary of the data {ours}: binarise the data "
-                f"with the checkpoint's dictionary (fairseq-preprocess --srcdict --tgtdict, relpos prepare ... --dict)"
-            ) from None
-        raise
+        refusal = error
     finally:
         _trained.reset(token)
-    if told and not reset_optimizer:
-        here = training_of(self.cfg)
-        others = [name for name in told if told[name] != here.get(name)]
-        if refusal or "optimizer" in others:
-            theirs, ours = (", ".join(side[name] for name in others or told) for side in (told, here))
-            raise ValueError(
-                f"{filename} was trained with {theirs}, and this training has {ours}: give the former, or "
-                f"--reset-optimizer, which begins with its parameters alone"
-            )
-    if refusal:
-        raise refusal
+    told, here = (training_of(read[-1]), training_of(self.cfg)) if read else ({}, {})
+    others = [name for name in told if _plain(told[name]) != _plain(here.get(name))]
+    if isinstance(refusal, AssertionError) and "please reset the optimizer" in str(refusal):
+        raise _disagreement(filename, told, here, others or list(told), "--reset-optimizer") from None
+    if isinstance(refusal, KeyError) and SCHEDULER in others:
+        raise _disagreement(filename, told, here, [SCHEDULER], "--reset-lr-scheduler") from None
+    if refusal is not None:
+        raise _explained(refusal, filename, read[-1] if read else None, self) from None
+    if "optimizer" in others and not reset_optimizer:  # in bf16 fairseq takes its state, and fails at the first step
+        raise _disagreement(filename, told, here, others, "--reset-optimizer")
     return loaded
 
 
+def _explained(error: Exception, filename: str, cfg, trainer) -> Exception:
+    """Return an error that says what fairseq's "ensure that the architectures match" hides, or the error itself."""
+    hidden = error.__context__
+    if isinstance(hidden, PositionMismatchError):
+        return PositionMismatchError(f"{filename}: {hidden}")
+    if found := OTHER_ROWS.search(str(hidden)):
+        name, theirs, _, ours = found.groups()
+        return ValueError(
+            f"{filename} has {theirs} rows in {name}, and the dictionary of the data {ours}: binarise the data "
+            f"with the checkpoint's dictionary (fairseq-preprocess --srcdict --tgtdict, relpos prepare ... --dict)"
+        )
+    if cfg and "ensure that the architectures match" in str(error):
+        theirs, ours = _sizes(cfg), _sizes(trainer.cfg)
+        others = [name for name in theirs if name in ours and theirs[name] != ours[name]]
+        if others:
+            return _disagreement(filename, theirs, ours, others[:SHOWN], None)
+    return error
+
+
+def _disagreement(filename: str, theirs: dict, ours: dict, names: list[str], reset: str | None) -> ValueError:
+    theirs_said, ours_said = (", ".join(str(side.get(name)) for name in names) for side in (theirs, ours))
+    return ValueError(
+        f"{filename} was trained with {theirs_said}, and this training has {ours_said}: give the former"
+        f"{f', or {reset}' if reset else ''}"
+    )
+
+
+def _plain(flag: str | None) -> str | None:
+    """Return a flag with the name of fairseq's own part, whose state ours take."""
+    return None if flag is None else flag.replace(" relpos_", " ")
+
+
+def _part(cfg, name: str) -> dict:
+    part = cfg.get(name) or {}
+    return vars(part) if isinstance(part, argparse.Namespace) else part
+
+
+def _sizes(cfg) -> dict[str, str]:
+    """Return the whole numbers and switches of a config's model, as flags say them."""
+    values = {name: value for name, value in dict(_part(cfg, "model")).items() if isinstance(value, int)}
+    return {name: f"--{name.replace('_', '-')} {value}" for name, value in values.items()}
+
+
 def training_of(cfg) -> dict[str, str]:
-    """Return how a config trains, as flags say it, by what an optimizer's state depends on; ours resume fairseq's."""
-    parts = {name: cfg.get(name) or {} for name in ("optimizer", "criterion", "common")} if cfg else {}
-    parts = {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in parts.items()}
-    kinds = {name: parts[name].get("_name") for name in ("optimizer", "criterion") if name in parts}
-    told = {name: f"--{name} {kind.removeprefix('relpos_')}" for name, kind in kinds.items() if kind}
+    """Return how a config trains, as flags say it, by what the state of an optimizer and its schedule depends on."""
+    names = ("optimizer", "criterion", SCHEDULER) if cfg else ()
+    kinds = {name: _part(cfg, name).get("_name") for name in names}
+    told = {name: f"--{name.replace('_', '-')} {kind}" for name, kind in kinds.items() if kind}
     if told:
-        told["precision"] = next((f"--{kind}" for kind in ("fp16", "bf16") if parts["common"].get(kind)), "fp32")
+        common = _part(cfg, "common")
+        kept = (f"--{kind.replace('_', '-')}" for kind in PRECISIONS if common.get(kind))
+        told["precision"] = next(kept, "fp32")
     return told
 
 

@@ -153,12 +153,23 @@ def load_model_ensemble_and_task(original, *args, **kwargs):
 
 
 def refuse_copies(args: Any) -> None:
-    """Raise a ValueError for a command that several processes would each do whole: fairseq-generate, -interactive."""
-    if hasattr(args, "beam") and getattr(args, "num_shards", 1) == 1 and of_torchrun() > 1:
+    """Raise a ValueError for a command that several processes would each do whole: fairseq-generate, -interactive.
+
+    --num-shards and --shard-id, which fairseq-generate ignores, set which part of the data set it translates.
+    """
+    if not hasattr(args, "beam"):
+        return
+    if of_torchrun() > 1:
         raise ValueError(
             f"each of torchrun's {of_torchrun()} processes would write all translations: start one without torchrun "
-            "(in a job of torchrun: with WORLD_SIZE unset), or give each --num-shards N and its --shard-id"
+            "(in a job of torchrun: with WORLD_SIZE unset); fairseq-generate --num-shards N --shard-id I writes a part"
         )
+    if getattr(args, "num_shards", 1) > 1:
+        if hasattr(args, "buffer_size"):
+            raise ValueError("fairseq-interactive reads all lines: give it a part of them in place of --num-shards")
+        if not 0 <= args.shard_id < args.num_shards:
+            raise ValueError(f"--shard-id {args.shard_id}: give 0 to {args.num_shards - 1} (--num-shards)")
+        args.distributed_world_size, args.distributed_rank = args.num_shards, args.shard_id
 
 
 def refuse_task(task: str | None, arch: str | None) -> None:

@@ -35,6 +35,8 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
 from torch.ao.quantization.observer import HistogramObserver
 
+from relpos_fairseq.io.command import describe_os_error
+from relpos_fairseq.io.errors import unreadable
 from relpos_fairseq.io.packages import describe_missing
 from relpos_fairseq.io.stages import check_unchanged
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
@@ -287,16 +289,26 @@ def print_errors_in_one_line() -> None:
     original = sys.excepthook
 
     def hook(kind: type, error: BaseException, trace: TracebackType | None) -> None:
-        missing = describe_missing(error) if isinstance(error, ModuleNotFoundError) else None
-        about_input = missing or (issubclass(kind, ValueError) and is_about_input(trace))
-        if about_input and not os.environ.get(ALL):
-            print(f"{kind.__name__}: {missing or error}", file=sys.stderr, flush=True)
+        said = described(error)
+        if said is None and issubclass(kind, ValueError) and is_about_input(trace):
+            said = str(error)
+        if said and not os.environ.get(ALL):
+            print(f"{kind.__name__}: {said}", file=sys.stderr, flush=True)
         else:
             original(kind, error, trace)
 
     sys.excepthook = hook
     # hydra prints what it catches itself, unless it is told to let it through.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+
+
+def described(error: BaseException) -> str | None:
+    """Describe an error that tells its cause by itself: a package or file that is missing, a flag that is asserted."""
+    if isinstance(error, ModuleNotFoundError):
+        return describe_missing(error)
+    if isinstance(error, OSError):
+        return describe_os_error(error) or (str(error) if "not found" in str(error) else None)
+    return str(error) if isinstance(error, AssertionError) and re.search(r"--[a-z]", str(error)) else None
 
 
 def is_about_input(trace: TracebackType | None) -> bool:
@@ -358,6 +370,9 @@ def refuse_misfit(args: argparse.Namespace) -> None:
     """Raise a ValueError for a task that does not train the architecture, or lacks what fairseq would miss later."""
     task = getattr(args, "task", None)
     refuse_task(task, getattr(args, "arch", None))
+    for name, least in LEAST.items():
+        if (value := getattr(args, name, least)) < least:
+            raise ValueError(f"--{name} must be >= {least}, got {value}")
     if missing := [flag for name, flag in NEEDS.get(task, {}).items() if not getattr(args, name, None)]:
         raise ValueError(f"--task {task} needs {' and '.join(missing)}")
 
@@ -376,10 +391,42 @@ def refuse_values(parser: argparse.ArgumentParser, given: Sequence[str]) -> None
 def refuse_without_task(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> None:
     """Raise a ValueError for fairseq-validate where neither --task nor a checkpoint of ours names the task."""
     args = parser.parse_known_args(given)[0]
-    if getattr(args, "path", None) and args.task is None:
-        if missing := next((one for one in args.path.split(os.pathsep) if not os.path.exists(one)), None):
-            raise ValueError(f"--path {missing} does not exist")
-        raise ValueError(f"--path {args.path} is no checkpoint of a model of ours, which names its task: give --task")
+    if args.task is not None or not hasattr(args, "path"):
+        return
+    if not args.path:
+        raise ValueError("give --path CHECKPOINT")
+    first = args.path.split(os.pathsep)[0]
+    if not os.path.exists(first):
+        raise ValueError(f"--path {first} does not exist")
+    try:
+        _read(first)
+    except Exception as error:
+        raise ValueError(unreadable(first, error)) from None
+    raise ValueError(f"--path {first} is no checkpoint of a model of ours, which names its task: give --task")
+
+
+def _read(path: str | Path) -> Any:
+    """Return what a checkpoint holds, its tensors where they lie."""
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+
+
+def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return --model-overrides.
+
+    Raises:
+        ValueError: they are no dict.
+    """
+    try:
+        found = ast.literal_eval(args.model_overrides)
+    except (SyntaxError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"--model-overrides {args.model_overrides}: give a dict, such as \"{{'dropout': 0.1}}\"")
+    return found
+
+
+# The least value of an option of generation with which fairseq's search begins.
+LEAST = {"beam": 1, "nbest": 1}
 
 
 def evaluated_task(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> tuple[dict, dict]:
@@ -390,11 +437,9 @@ def evaluated_task(parser: argparse.ArgumentParser, given: Sequence[str] | None)
     if not {"path", "model_overrides"} <= {action.dest for action in parser._actions}:
         return {}, {}
     args = parser.parse_known_args(given)[0]
-    path = Path((args.path or "").split(os.pathsep)[0])
+    overrides = overrides_of(args)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        overrides = ast.literal_eval(args.model_overrides)
-        saved = saved_options(state)
+        saved = saved_options(_read((args.path or "").split(os.pathsep)[0]))
     except Exception:  # no checkpoint, or no dict
         return {}, {}
     if saved is None or not (saved.model_name or "").startswith("relpos_") or saved.task_name not in TASK_REGISTRY:

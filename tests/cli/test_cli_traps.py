@@ -328,6 +328,29 @@ def test_a_bug_keeps_its_traceback(capsys, monkeypatch):
     assert training.is_about_input(None) is False
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (AssertionError("--sampling requires --nbest to be equal to --beam"), "--sampling requires --nbest"),
+        (OSError("Model file not found: a.pt"), "Model file not found: a.pt"),
+        (FileNotFoundError(2, "No such file or directory", "in.txt"), "in.txt: No such file or directory"),
+        (ModuleNotFoundError("no", name="editdistance"), "this needs editdistance, which is not installed"),
+        (AssertionError("15 < 15"), None),
+        (OSError("odd"), None),
+    ],
+)
+def test_errors_that_tell_their_cause_are_one_line(error, said):
+    """Whoever raises them: what is asserted of a flag, a file or package that is missing."""
+    found = training.described(error)
+    assert found is None if said is None else found.startswith(said)
+
+
+@pytest.mark.parametrize("flag", ["--beam", "--nbest"])
+def test_a_search_for_nothing(corpus, checkpoint, flag):
+    with pytest.raises(ValueError, match=f"{flag} must be >= 1, got 0"):
+        cli.generate(corpus, checkpoint, flag, "0")
+
+
 def test_half_precision_needs_a_gpu(corpus, tmp_path):
     with pytest.raises(ValueError, match="--fp16 needs a GPU: on a CPU leave it out"):
         cli.train(corpus, tmp_path, "--fp16", *UPDATES)
@@ -356,17 +379,20 @@ def train_by(corpus: Corpus, folder: Path, *optimizer: str) -> str:
 
 def test_a_resume_under_another_optimizer(corpus, tmp_path):
     """In bf16 fairseq takes the other optimizer's state, and fails at the first step."""
-    adam, four = ("--bf16", "--optimizer", "adam"), ("--max-update", "4")
+    four, fixed = ("--max-update", "4"), ("--lr-scheduler", "fixed")
+    adam = ("--bf16", "--optimizer", "adam", *fixed)
     train_by(corpus, tmp_path, *adam, "--max-update", "2")
     for other, said in {
-        ("--bf16", "--optimizer", "nag"): "--optimizer adam, and this training has --optimizer nag: give the former",
-        (*adam, "--criterion", "cross_entropy"): "--criterion label.*, and this training has --criterion cross_entropy",
-        ("--optimizer", "adam"): "--bf16, and this training has fp32",
+        ("--bf16", "--optimizer", "nag", *fixed): "--optimizer adam, and this .* has --optimizer nag: give the former",
+        (*adam, "--criterion", "cross_entropy"): "--criterion .*label.*, and this .* has --criterion cross_entropy",
+        ("--optimizer", "adam", *fixed): "--bf16, and this training has fp32",
+        (*adam, "--encoder-layers", "3"): "--encoder-layers 2, and this training has --encoder-layers 3",
+        (*adam, "--lr-scheduler", "cosine"): "--lr-scheduler fixed, .*cosine: give the former, or --reset-lr-scheduler",
     }.items():
-        with pytest.raises(ValueError, match=rf"checkpoint_last\.pt was trained with {said}.*--reset-optimizer"):
+        with pytest.raises(ValueError, match=rf"checkpoint_last\.pt was trained with {said}"):
             train_by(corpus, tmp_path, *four, *other)
-    assert "num_updates: 4" in train_by(corpus, tmp_path, *four, "--bf16", "--optimizer", "relpos_adam")
-    train_by(corpus, tmp_path, "--max-update", "6", "--bf16", "--optimizer", "nag", "--reset-optimizer")
+    assert "num_updates: 4" in train_by(corpus, tmp_path, *four, "--bf16", "--optimizer", "relpos_adam", *fixed)
+    train_by(corpus, tmp_path, "--max-update", "6", "--bf16", "--optimizer", "nag", *fixed, "--reset-optimizer")
 
 
 def test_a_sample_longer_than_a_batch(corpus, checkpoint):

@@ -98,10 +98,22 @@ def test_models_of_fairseq_and_flags_of_a_training_are_left_alone(tmp_path):
     (tmp_path / "b.pt").write_text("no checkpoint")
     found = options.parse_args_and_arch(options.get_generation_parser(), ["DATA", "--path", str(tmp_path / "b.pt")])
     assert found.task == "translation"
-    with pytest.raises(ValueError, match=r"--path .*b\.pt is no checkpoint of a model of ours, which names its task"):
-        options.parse_args_and_arch(options.get_validation_parser(), ["DATA", "--path", str(tmp_path / "b.pt")])
+    for given, said in {
+        "b.pt": r"b\.pt \(13 bytes\) is truncated or no checkpoint",
+        "a.pt": r"a\.pt is no checkpoint of a model of ours, which names its task: give --task",
+        "": "give --path CHECKPOINT",
+    }.items():
+        where = ["--path", str(tmp_path / given)] if given else []
+        with pytest.raises(ValueError, match=said):
+            options.parse_args_and_arch(options.get_validation_parser(), ["DATA", *where])
     with pytest.raises(ValueError, match=r"--path .*c\.pt does not exist"):
         options.parse_args_and_arch(options.get_validation_parser(), ["DATA", "--path", str(tmp_path / "c.pt")])
+
+
+@pytest.mark.parametrize("text", ["[1]", "{'x':", "dropout=0.1"])
+def test_model_overrides_are_a_dict(text, tmp_path):
+    with pytest.raises(ValueError, match=r"--model-overrides .*: give a dict, such as \"{'dropout': 0.1}\""):
+        options.parse_args_and_arch(options.get_generation_parser(), ["DATA", "--model-overrides", text])
 
 
 def test_model_overrides_replace_an_option_of_the_task(tmp_path):

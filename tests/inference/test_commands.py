@@ -466,6 +466,12 @@ class Echo:
         return [[Hypothesis(symbols, -1.0)] * search.nbest for symbols in batch]
 
 
+@pytest.mark.parametrize(("prompt", "whole"), [("w1 w2", "w1 w2 w7 w3 "), ("w1\n", "w1\nw7 w3 "), ("", "w7 w3 ")])
+def test_a_continuation_is_parted_from_its_prompt(prompt: str, whole: str) -> None:
+    show = causal_lm.streamer(SymbolText(), prompt)
+    assert prompt + "".join(map(show, ["w7", "w3", None])) == whole
+
+
 def test_lines_that_are_cut_are_named_and_empty_ones_have_as_many_translations(caplog) -> None:
     lines = ["a b", "", "a b c d e", *["a b c d"] * 11]
     found = list(translate(Echo(), lines, Search(beam=3, nbest=2), Batching(cut=True)))

@@ -306,7 +306,7 @@ def test_a_checkpoint_to_restore_is_there(tmp_path, suffix: str) -> None:
 def test_another_dictionary_is_named() -> None:
     """The trainer hides the sizes under a sentence about architectures."""
 
-    def load(self, filename: str, reset_optimizer: bool) -> None:
+    def load(self, filename: str, reset_optimizer: bool, reset_lr_scheduler: bool) -> None:
         one, other = torch.nn.Module(), torch.nn.Module()
         for module, rows in ((one, 9), (other, 12)):
             module.encoder = torch.nn.Module()

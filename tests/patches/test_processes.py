@@ -85,8 +85,19 @@ def test_no_process_repeats_a_translation(corpus: Corpus, monkeypatch: pytest.Mo
     for tool in ("generate", "interactive"):
         with pytest.raises(ValueError, match=r"each of torchrun's 2 processes would write all translations: .*--shard"):
             cli.call(tool, *flags)
-    with pytest.raises(OSError, match="absent"):
-        cli.call("generate", *flags, "--num-shards", "2", "--shard-id", "1")
+
+
+@pytest.mark.slow
+def test_shards_are_parts_of_a_data_set(corpus: Corpus, tmp_path: Path) -> None:
+    cli.train(corpus, tmp_path, *STILL)
+    flags = cli.generate_arguments(corpus, tmp_path / "checkpoint_last.pt")
+    parts = [cli.hypotheses(cli.call("generate", *flags, "--num-shards", "2", "--shard-id", f"{n}")) for n in (0, 1)]
+    whole = cli.hypotheses(cli.call("generate", *flags))
+    assert all(parts) and sorted(map(str, [*parts[0], *parts[1]])) == sorted(map(str, whole))
+    with pytest.raises(ValueError, match=r"--shard-id 2: give 0 to 1 \(--num-shards\)"):
+        cli.call("generate", *flags, "--num-shards", "2", "--shard-id", "2")
+    with pytest.raises(ValueError, match="give it a part of them in place of --num-shards"):
+        cli.call("interactive", *flags, "--num-shards", "2")
 
 
 @pytest.mark.parametrize("said", ["by passing find_unused_parameters=True to", "something else"])

@@ -235,7 +235,8 @@ def texts(
 def streamer(text: Text, prompt: str) -> Callable[[str | None], str]:
     """Return a function from the next symbol to the text that it adds after a prompt."""
     if not isinstance(text, LevelText):
-        return lambda symbol: "" if symbol is None else text.decode([symbol]) + " "
+        first = iter([" "] if prompt and not prompt[-1].isspace() else [])
+        return lambda symbol: "" if symbol is None else f"{next(first, '')}{text.decode([symbol])} "
     show = text.stream()
     for symbol in text.encode(prompt):
         show(symbol)
