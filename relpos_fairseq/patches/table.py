@@ -26,7 +26,15 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 from fairseq.trainer import Trainer
 
-from relpos_fairseq.patches import checkpoints, interactive, interruption, literal_options, processes, training
+from relpos_fairseq.patches import (
+    arguments,
+    checkpoints,
+    interactive,
+    interruption,
+    literal_options,
+    processes,
+    training,
+)
 
 # Changes that replace no single function.
 SETTINGS: tuple[Callable[[], None], ...] = (
@@ -42,7 +50,7 @@ OF_COMMANDS = (training.quiet_warnings, training.print_errors_in_one_line)
 PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (utils, "get_activation_fn", training.get_activation_fn),
     (utils, "import_user_module", literal_options.import_user_module),
-    (options, "parse_args_and_arch", training.parse_args_and_arch),
+    (options, "parse_args_and_arch", arguments.parse_args_and_arch),
     (data_utils, "batch_by_size", training.batch_by_size),
     (data_utils, "load_indexed_dataset", training.load_indexed_dataset),
     (masked_lm, "get_whole_word_mask", training.get_whole_word_mask),

@@ -21,7 +21,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,6 +55,29 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
     if isinstance(found, BuildError):
         raise found
     return found
+
+
+@functools.cache
+def entry(dtype: torch.dtype, name: str, returns: Any, struct: type[ctypes.Structure], size: int) -> Callable[..., Any]:
+    """Return a function of the library for fp32 or fp64 that takes the address of a struct.
+
+    Args:
+        dtype: of what it computes.
+        name: the function's.
+        returns: the type of its result, or None.
+        struct: what it is given.
+        size: bytes of that struct and of those that it points to, which the library's `NAME_size` tells.
+
+    Raises:
+        BuildError: there is no library, or its structs have another size.
+    """
+    found = library(dtype)
+    function, told = getattr(found, name), getattr(found, f"{name}_size")
+    told.restype = ctypes.c_int64
+    if told() != size:
+        raise BuildError(f"{name}: the kernel and the package are of two versions; install the package anew")
+    function.argtypes, function.restype = [ctypes.POINTER(struct)], returns
+    return function
 
 
 def problem(dtype: torch.dtype = torch.float32) -> str | None:

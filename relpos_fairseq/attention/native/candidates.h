@@ -10,7 +10,7 @@
 #include "rowwise.h"
 
 #define SUMMED 512  /* logits of which one sum is formed; a multiple of NR */
-#define SEARCHED 32  /* logits among which one is looked for, if the largest is a candidate */
+#define SEARCHED 32 /* logits among which one is looked for, if one of them is a candidate */
 
 /* The arguments (native/candidates.py). */
 typedef struct {

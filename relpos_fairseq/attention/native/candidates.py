@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.native import build
-from relpos_fairseq.attention.native.call import kernel
 
 WORK_OF_A_THREAD = 1 << 16  # logits that are worth a thread
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
@@ -63,20 +60,5 @@ def candidates(logits: Tensor, first: int, best: int, temperature: float = 1.0) 
         log_probs=log_probs.data_ptr(),
         units=units.data_ptr(),
     )
-    _function(logits.dtype)(call)
+    build.entry(logits.dtype, "relpos_candidates", None, CandidatesCall, ctypes.sizeof(CandidatesCall))(call)
     return log_probs, units
-
-
-@functools.cache
-def _function(dtype: torch.dtype) -> Callable[[CandidatesCall], None]:
-    """Return the library's function for fp32 or fp64.
-
-    Raises:
-        build.BuildError: the library's struct has another size than the one in this file.
-    """
-    library = kernel(dtype)
-    library.relpos_candidates_size.restype = _integer
-    if library.relpos_candidates_size() != ctypes.sizeof(CandidatesCall):
-        raise build.BuildError("candidates.h and candidates.py are of two versions; install the package anew")
-    library.relpos_candidates.argtypes, library.relpos_candidates.restype = [ctypes.POINTER(CandidatesCall)], None
-    return library.relpos_candidates

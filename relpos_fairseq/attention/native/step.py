@@ -7,8 +7,6 @@ all others, in torch.
 from __future__ import annotations
 
 import ctypes
-import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.native import build
-from relpos_fairseq.attention.native.call import TableArg, TensorArg, check_device, kernel
+from relpos_fairseq.attention.native.call import TableArg, TensorArg, check_device
 from relpos_fairseq.attention.step import (
     StepTables,
     added_of,
@@ -63,6 +61,9 @@ class StepCall(ctypes.Structure):
         ("key_rows", _pointer),
         *((name, _integer) for name in ("key_rows_stride", "key_rows_step")),
     ]
+
+
+_SIZE = ctypes.sizeof(StepTablesArg) + ctypes.sizeof(StepCall)
 
 
 def serves(inputs: AttentionInputs) -> bool:
@@ -151,28 +152,13 @@ def attend(inputs: AttentionInputs) -> Tensor:
         placed.append(excluded.contiguous())
         call.masked = placed[-1].data_ptr()
         call.masked_stride = excluded.size(-1) if excluded.size(0) > 1 else 0
-    if batch and _function(exact)(call):
+    if batch and build.entry(exact, "relpos_step", ctypes.c_int, StepCall, _SIZE)(call):
         raise MemoryError(f"a step of decoding has no memory for the logits of {src_len} keys")
     return out
 
 
 def _threads(work: int) -> int:
     return max(1, min(torch.get_num_threads(), work // WORK_OF_A_THREAD))
-
-
-@functools.cache
-def _function(dtype: torch.dtype) -> Callable[[StepCall], int]:
-    """Return the library's function for fp32 or fp64.
-
-    Raises:
-        build.BuildError: the library's structs have other sizes than the ones in this file.
-    """
-    library = kernel(dtype)
-    library.relpos_step_size.restype = _integer
-    if library.relpos_step_size() != ctypes.sizeof(StepTablesArg) + ctypes.sizeof(StepCall):
-        raise build.BuildError("step.h and step.py are of two versions; install the package anew")
-    library.relpos_step.argtypes, library.relpos_step.restype = [ctypes.POINTER(StepCall)], ctypes.c_int
-    return library.relpos_step
 
 
 class FactorTables(NamedTuple):

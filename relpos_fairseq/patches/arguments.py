@@ -1,0 +1,167 @@
+"""Patch how fairseq's commands read their arguments: what an evaluation is not told, and what fails later.
+
+`parse_args_and_arch` is the patch (`table.py`); what it calls raises a ValueError or says nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import itertools
+import os
+import re
+import sys
+import zipfile
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from fairseq.tasks import TASK_REGISTRY
+
+from relpos_fairseq.io.errors import unreadable
+from relpos_fairseq.patches.processes import refuse_copies, refuse_task
+from relpos_fairseq.saved_options import WHERE, saved_options, tell_replaced
+from relpos_fairseq.schemes import named_elsewhere
+
+# Options without which a task of fairseq ends in an error of None or of hydra, and what sets them.
+NEEDS = {
+    "translation_from_pretrained_bart": {"langs": "--langs"},
+    "online_backtranslation": {"mono_langs": "--mono-langs", "valid_lang_pairs": "--valid-lang-pairs"},
+    "sentence_prediction": {"classification_head_name": "--criterion sentence_prediction"},
+}
+# The least value of an option of generation with which fairseq's search begins.
+LEAST = {"beam": 1, "nbest": 1}
+
+
+def parse_args_and_arch(
+    original, parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
+):
+    """Take from a checkpoint of ours what an evaluation is not told of its task; refuse copies of a generation.
+
+    Names our flag for --encoder-learned-pos and --decoder-learned-pos.
+    """
+    arguments = sys.argv[1:] if input_args is None else input_args
+    refuse_given(arguments)
+    usage = parser.error
+
+    def error(message: str) -> None:
+        refuse_values(parser, arguments)
+        usage(message)
+
+    parser.error = error
+    if suppress_defaults:  # fairseq asks once more, which of them were given
+        parser.asks_again = True
+        return original(parser, input_args, parse_known, suppress_defaults, modify_parser)
+    saved, overrides = evaluated_task(parser, input_args)
+    if not saved and parser.get_default("task") is None:
+        refuse_without_task(parser, input_args)
+
+    def modify(parser: argparse.ArgumentParser) -> None:
+        if modify_parser is not None:
+            modify_parser(parser)
+        known = {action.dest for action in parser._actions}
+        parser.set_defaults(**{name: value for name, value in (saved | overrides).items() if name in known})
+
+    parsed = original(parser, input_args, parse_known, modify_parser=modify if saved else modify_parser)
+    known = parsed[0] if parse_known else parsed
+    refuse_copies(known)
+    refuse_misfit(known)
+    if saved and not getattr(parser, "asks_again", False):
+        tell_replaced(saved, vars(known))
+    return parsed
+
+
+def refuse_misfit(args: argparse.Namespace) -> None:
+    """Raise a ValueError for a task that does not train the architecture, or lacks what fairseq would miss later."""
+    task = getattr(args, "task", None)
+    refuse_task(task, getattr(args, "arch", None))
+    for name, least in LEAST.items():
+        if (value := getattr(args, name, least)) < least:
+            raise ValueError(f"--{name} must be >= {least}, got {value}")
+    if missing := [flag for name, flag in NEEDS.get(task, {}).items() if not getattr(args, name, None)]:
+        raise ValueError(f"--task {task} needs {' and '.join(missing)}")
+
+
+def refuse_values(parser: argparse.ArgumentParser, given: Sequence[str]) -> None:
+    """Raise a ValueError where a flag that takes no value is given True or False, as before fairseq 0.10."""
+    for flag, value in itertools.pairwise(given):
+        action = parser._option_string_actions.get(flag)
+        if value.lower() in ("true", "false") and action is not None and action.nargs == 0:
+            raise ValueError(
+                f"{flag} {value}: the flag takes no value; alone it means {action.const}, and without it "
+                f"{not action.const}"
+            )
+
+
+def refuse_without_task(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> None:
+    """Raise a ValueError for fairseq-validate where neither --task nor a checkpoint of ours names the task."""
+    args = parser.parse_known_args(given)[0]
+    if args.task is not None or not hasattr(args, "path"):
+        return
+    if not args.path:
+        raise ValueError("give --path CHECKPOINT")
+    first = args.path.split(os.pathsep)[0]
+    if not os.path.exists(first):
+        raise ValueError(f"--path {first} does not exist")
+    try:
+        _read(first)
+    except Exception as error:
+        raise ValueError(unreadable(first, error)) from None
+    raise ValueError(f"--path {first} is no checkpoint of a model of ours, which names its task: give --task")
+
+
+def _read(path: str) -> Any:
+    """Return what a checkpoint holds, its tensors where they lie."""
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+
+
+def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return --model-overrides.
+
+    Raises:
+        ValueError: they are no dict.
+    """
+    try:
+        found = ast.literal_eval(args.model_overrides)
+    except (SyntaxError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"--model-overrides {args.model_overrides}: give a dict, such as \"{{'dropout': 0.1}}\"")
+    return found
+
+
+def evaluated_task(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> tuple[dict, dict]:
+    """Return the task and its options of the checkpoint that a command evaluates, and what --model-overrides replaces.
+
+    Both are empty for another command, another model than ours, and a file that is refused where it is loaded.
+    """
+    if not {"path", "model_overrides"} <= {action.dest for action in parser._actions}:
+        return {}, {}
+    args = parser.parse_known_args(given)[0]
+    overrides = overrides_of(args)
+    try:
+        saved = saved_options(_read((args.path or "").split(os.pathsep)[0]))
+    except Exception:  # no checkpoint, or no dict
+        return {}, {}
+    if saved is None or not (saved.model_name or "").startswith("relpos_") or saved.task_name not in TASK_REGISTRY:
+        return {}, {}
+    of_task = argparse.ArgumentParser(add_help=False)
+    TASK_REGISTRY[saved.task_name].add_args(of_task)
+    names = {action.dest for action in of_task._actions if not re.fullmatch(WHERE, action.dest)}
+    found = {name: value for name, value in saved.task.items() if name in names}
+    found = {name: value for name, value in found.items() if not str(value).startswith(("${", "???"))}
+    return found | {"task": saved.task_name}, {name: overrides[name] for name in found if name in overrides}
+
+
+def refuse_given(given: Sequence[str]) -> None:
+    """Raise a ValueError if a flag of fairseq's own positions is given for a model of ours."""
+    learned = named_elsewhere("fairseq")["encoder_learned_pos"]
+    ours = any(part.startswith(("relpos_", "--arch=relpos_")) for part in given)
+    for flag in ("--encoder-learned-pos", "--decoder-learned-pos"):
+        if ours and flag in given:
+            raise ValueError(
+                f"{flag} is a flag of fairseq's own transformer: give --position-scheme {learned}, "
+                f"or for one side {flag.replace('learned-pos', 'position-scheme')} {learned}"
+            )
+    if ours and "--cross-self-attention" in given:
+        raise ValueError("--cross-self-attention would mix the positions of source and target: leave it out")
