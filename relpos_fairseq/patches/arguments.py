@@ -116,7 +116,7 @@ def _read(path: str) -> Any:
 
 
 def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return --model-overrides.
+    """Return --model-overrides of parsed arguments as a dict: values by option.
 
     Raises:
         ValueError: they are no dict.
