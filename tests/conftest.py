@@ -6,6 +6,7 @@ import copy
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,10 @@ hypothesis_settings.register_profile(
     "planted", derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)
 )
 hypothesis_settings.load_profile("repeatable")
+# This environment's programs are not on PATH, whoever begins the suite: an activated one would hide a test that
+# finds them there alone (helpers/commands.py adds them for the commands that it runs).
+_programs = str(Path(sys.executable).parent)
+os.environ["PATH"] = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part != _programs)
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 # The first backward pass of a process starts autograd's threads for what devices there are by then,
 # after which no child may train.  On Python 3.13 an export to ONNX leaves one behind: be before it.

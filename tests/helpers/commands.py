@@ -137,6 +137,13 @@ def captured():
         root.setLevel(level)
 
 
+def child_environment() -> dict[str, str]:
+    """Environment of a real command: this Python's programs on PATH, one thread, no GPU."""
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return os.environ | threads | {"PATH": search, "CUDA_VISIBLE_DEVICES": "", "PYTHONFAULTHANDLER": "1"}
+
+
 def command(*arguments: str | Path, fails: bool = False, cwd: Path = ROOT, stdin: str = "", **environment: str) -> str:
     """Run a real command of this Python's environment, and return its output.
 
@@ -152,14 +159,11 @@ def command(*arguments: str | Path, fails: bool = False, cwd: Path = ROOT, stdin
     """
     program, *rest = map(str, arguments)
     path = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
-    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    threads["PYTHONFAULTHANDLER"] = "1"
     done = subprocess.run(
         [path, *rest],
         cwd=cwd,
         input=stdin,
-        env=os.environ | threads | {"PATH": search, "CUDA_VISIBLE_DEVICES": ""} | environment,
+        env=child_environment() | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",

@@ -33,7 +33,7 @@ def interrupt(signum: int, *command: str | Path, child: bool = False) -> tuple[i
     """
     program, *rest = map(str, command)
     run = [str(Path(sys.executable).parent / program), *rest]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = cli.child_environment() | {"PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     # A shell's job in the background ignores Ctrl-C, and its children with it.
     listens = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
