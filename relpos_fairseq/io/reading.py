@@ -1,0 +1,282 @@
+"""Read files that people give: one reader a format, whose every failure is one line with the file, place and remedy.
+
+    with reading(path, "a table of merges"):        # whatever a library raises or prints becomes a UserError
+        merges = library.load(path)
+    counts = read_json(path, dict[str, int])        # a value that has this type, all the way down
+
+Nothing else of this package calls a library's loader (tests/io/test_reading.py).
+"""
+
+import errno
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from relpos_fairseq.io.errors import UserError
+
+REQUIRED: Any = object()  # as a default: the file must be there
+REMEDY = "copy it again or give another"
+SHOWN = 200  # characters of a library's own words
+NODES = 1_000_000  # of a YAML file after its aliases are followed, so that no short file fills the memory
+_SYSTEM = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EIO, errno.ELOOP, errno.EMFILE)
+
+
+@contextmanager
+def reading(path: str | Path, kind: str, remedy: str = REMEDY, error: type[UserError] = UserError) -> Iterator[None]:
+    """Turn whatever reading a file raises, a library's SystemExit too, into one `error` that names the file.
+
+    What is raised about the file system, an absent package or Ctrl-C passes. Only a library's reader and checks of
+    what it returned belong inside: work on the values would be reported as the file's fault.
+
+    Args:
+        path: the file, as the user gave it.
+        kind: what it should be, with its article: "a dictionary of fairseq".
+        remedy: what to do about it.
+        error: the class that is raised.
+    """
+    try:
+        yield
+    except (UserError, ModuleNotFoundError) as found:
+        if isinstance(found, ModuleNotFoundError) or str(path) in str(found):
+            raise
+        raise error(f"{path}: {found}") from found
+    except OSError as found:
+        if found.errno not in _SYSTEM:
+            raise error(f"{path} is not {kind} ({_reason(found)}): {remedy}") from found
+        if found.filename is None:
+            found.filename = str(path)
+        raise
+    except (Exception, SystemExit) as found:
+        raise error(f"{path} is not {kind} ({_reason(found)}): {remedy}") from found
+
+
+def _reason(error: BaseException) -> str:
+    """Return a library's words for what is wrong, in one line; the kind of error where they say too little alone."""
+    words = " ".join(str(error).split())
+    words = words if len(words) <= SHOWN else f"{words[:SHOWN]}..."
+    if isinstance(error, UnicodeDecodeError):
+        return f"no UTF-8 at byte {error.start:,}"
+    if isinstance(error, (ValueError, EOFError)) and words:
+        return words
+    if isinstance(error, (RecursionError, MemoryError)):
+        return "nested too deeply" if isinstance(error, RecursionError) else "it asks for more memory than there is"
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def read_text(path: str | Path, kind: str = "a text") -> str:
+    """Return the text of a UTF-8 file, without a mark of its byte order."""
+    with reading(path, kind, "convert it to UTF-8, or copy it again"):
+        return Path(path).read_bytes().decode("utf-8-sig")
+
+
+def read_json(
+    path: str | Path,
+    wanted: Any = object,
+    default: Any = REQUIRED,
+    remedy: str = REMEDY,
+    error: type[UserError] = UserError,
+) -> Any:
+    """Return the value of a JSON file, which has the type `wanted`.
+
+    Args:
+        path: the file.
+        wanted: a type as `of_type` reads it.
+        default: what is returned where there is no file.
+        remedy: what to do about a file that is broken.
+        error: the class that is raised.
+
+    Raises:
+        UserError: it is not JSON, names a key twice, or has another type; the message has the place.
+        FileNotFoundError: it is absent, and no default is given.
+    """
+    if default is not REQUIRED and not os.path.lexists(path):
+        return default
+    with reading(path, "JSON" if wanted is object else "the JSON that is expected", remedy, error):
+        return parse_json(Path(path).read_bytes(), wanted)
+
+
+def read_json_lines(path: str | Path, wanted: Any = object, remedy: str = REMEDY) -> list:
+    """Return the values of a file with one in JSON a line, each of which has the type `wanted`; see `read_json`."""
+    found = []
+    with reading(path, "lines of JSON", remedy):
+        for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
+            if line.strip():
+                try:
+                    found.append(parse_json(line, wanted))
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"line {number}: {_reason(error)}") from error
+    return found
+
+
+def parse_json(content: str | bytes, wanted: Any = object) -> Any:
+    """Return the value of a JSON text that has the type `wanted`; a ValueError or RecursionError says what is wrong."""
+    text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
+    value = json.loads(text, object_pairs_hook=_unique)
+    if "\\u" in text:  # half of a pair of surrogates is no character, and could not be written
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ValueError(f"\\u{ord(half):04x} is half of a character") from None
+    return of_type(value, wanted)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = _twice(name for name, _ in pairs)
+        raise ValueError(f"{twice!r} is named twice")
+    return found
+
+
+def _twice(names: Iterable[Any]) -> Any:
+    """Return the first name that was there before, or None."""
+    seen = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def read_yaml(path: str | Path, wanted: Any = object) -> Any:
+    """Return the value of a YAML file that has the type `wanted`; see `read_json`."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """YAML's plain types, and no key twice."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+            written = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+            if (twice := _twice((key.tag, key.value) for key in written)) is not None:
+                raise ValueError(f"line {node.start_mark.line + 1}: {twice[1]!r} is named twice below it")
+            return super().construct_mapping(node, deep)
+
+    with reading(path, "the YAML that is expected"):
+        text = Path(path).read_bytes().decode("utf-8-sig")
+        value = yaml.load(text, Loader)
+        _count(value, {})
+        return of_type(value, wanted)
+
+
+def _count(value: Any, known: dict[int, int | None]) -> int:
+    """Return how many values a value holds if each alias counts; a ValueError for too many, or for an endless one."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = None
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_count(part, known) for part in parts)
+    count = known[id(value)]
+    if count is None or count > NODES:
+        raise ValueError("an alias holds itself" if count is None else f"its aliases make more than {NODES:,} values")
+    return count
+
+
+def of_type(value: Any, wanted: Any, place: str = "") -> Any:
+    """Return a value of JSON or YAML that has a type; a ValueError names the place, what is there and what belongs.
+
+    Args:
+        value: what was read.
+        wanted: object (anything), None, bool, int, float (finite; a whole number too), str, list[T], tuple[A, B] (a
+            list of just these), dict[str, T], a TypedDict (further keys are allowed), Literal[...], or a union.
+        place: where the value stands, for the message: "data/0/title".
+    """
+    wrong = _wrong(value, wanted, place)
+    if wrong is not None:
+        at, found, belongs = wrong
+        raise ValueError(f"{at or 'the whole'} is {_shown(found)}, and must be {belongs}")
+    return value
+
+
+Wrong = tuple[str, Any, str]  # the place, what is there, and what belongs there
+
+
+def _wrong(value: Any, wanted: Any, place: str) -> Wrong | None:
+    """Return the first thing in a value that has another type than it should."""
+    origin, parts = typing.get_origin(wanted), typing.get_args(wanted)
+    if wanted in (object, Any):
+        return None
+    if origin in (types.UnionType, typing.Union):
+        return _of_none(value, parts, place)
+    if origin is typing.Literal:
+        return None if value in parts else (place, value, f"one of {', '.join(map(str, parts))}")
+    if typing.is_typeddict(wanted):
+        return _of_record(value, wanted, place)
+    name, is_right = _PLAIN[origin or wanted]
+    if not is_right(value):
+        return place, value, name
+    if origin is tuple:
+        if len(value) != len(parts):
+            return place, value, f"a list of {len(parts)}"
+        return _first(_wrong(*pair, _at(place, number)) for number, pair in enumerate(zip(value, parts, strict=True)))
+    if origin is list:
+        return _first(_wrong(one, parts[0], _at(place, number)) for number, one in enumerate(value))
+    if origin is dict:
+        strange = next((key for key in value if not isinstance(key, parts[0])), None)
+        if strange is not None:
+            return place, strange, "a name as a key"
+        return _first(_wrong(one, parts[1], _at(place, key)) for key, one in value.items())
+    return None
+
+
+def _of_none(value: Any, parts: tuple, place: str) -> Wrong | None:
+    """Return what is wrong with a value that fits none of several types: within it if one fits its outside."""
+    found = [_wrong(value, part, place) for part in parts]
+    if None in found:
+        return None
+    inner = next((one for one in found if one is not None and one[0] != place), None)
+    return inner or (place, value, " or ".join(one[2] for one in found if one is not None))
+
+
+def _of_record(value: Any, wanted: Any, place: str) -> Wrong | None:
+    if not isinstance(value, dict):
+        return place, value, "an object"
+    absent = next((name for name in sorted(wanted.__required_keys__) if name not in value), None)
+    if absent is not None:
+        return _at(place, absent), None, "there"
+    types_of = typing.get_type_hints(wanted)
+    return _first(_wrong(value[name], part, _at(place, name)) for name, part in types_of.items() if name in value)
+
+
+def _first(found: Iterator[Wrong | None]) -> Wrong | None:
+    return next((wrong for wrong in found if wrong is not None), None)
+
+
+def _at(place: str, part: object) -> str:
+    return f"{place}/{part}" if place else str(part)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "missing"
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, TypeError, RecursionError):
+        text = type(value).__name__
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return isinstance(value, int) or math.isfinite(value)
+
+
+_PLAIN: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    types.NoneType: ("null", lambda value: value is None),
+    None: ("null", lambda value: value is None),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    int: ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    float: ("a number", _is_number),
+    str: ("a text", lambda value: isinstance(value, str)),
+    list: ("a list", lambda value: isinstance(value, list)),
+    tuple: ("a list", lambda value: isinstance(value, list)),
+    dict: ("an object", lambda value: isinstance(value, dict)),
+}

@@ -1,0 +1,128 @@
+"""What people's files are read by: one line for whatever is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relpos_fairseq.io.command import run_command
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.reading import of_type, read_json, read_json_lines, read_yaml, reading
+
+
+class Row(TypedDict):
+    """A record with a key that may be absent."""
+
+    name: str
+    score: NotRequired[float | None]
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted", "said"),
+    [
+        (b"{", object, "line 1 column 2"),
+        (b"", object, "line 1 column 1"),
+        (b"\xff", object, "no UTF-8 at byte 0"),
+        (b"[" * 100_000, object, "nested too deeply"),
+        (b'{"a": 1, "b": {"c": 1, "c": 2}}', object, "'c' is named twice"),
+        (b'"\\ud800"', object, r"\\ud800 is half of a character"),
+        (b"9" * 5000, object, "4300 digits"),
+        (b"[1, true]", list[int], "1 is true, and must be a whole number"),
+        (b'{"a": [1, "2"]}', dict[str, list[float]], 'a/1 is "2", and must be a number'),
+        (b"[1e999]", list[float], "0 is Infinity, and must be a number"),
+        (b"{}", Row, "name is missing, and must be there"),
+        (b'{"name": "a", "score": "b"}', Row, 'score is "b", and must be a number or null'),
+        (b'["a", 1]', tuple[str, str], "1 is 1, and must be a text"),
+        (b'["a"]', tuple[str, str], "must be a list of 2"),
+        (b"[]", dict[str, int] | str, r"the whole is \[\], and must be an object or a text"),
+        (b'"c"', Literal["a", "b"], "must be one of a, b"),
+    ],
+)
+def test_wrong_json_is_one_line(tmp_path: Path, content: bytes, wanted: Any, said: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"^{path} is not .*{said}.*: copy it again or give another$"):
+        read_json(path, wanted)
+
+
+def test_right_json_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'\xef\xbb\xbf{"name": "\\ud83d\\ude00", "score": 1, "more": null}')
+    assert read_json(path, Row) == {"name": "\U0001f600", "score": 1, "more": None}
+    assert read_json(tmp_path / "none", default=None) is None
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "none")
+    path.write_text('[1]\n\n{"a": "\u2028"}\n', encoding="utf-8")
+    assert read_json_lines(path) == [[1], {"a": "\u2028"}]
+    path.write_text("[1]\n[2\n", encoding="utf-8")
+    with pytest.raises(UserError, match="a.json is not lines of JSON .line 2: "):
+        read_json_lines(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("a: 1\nb: 2\na: 3", "'a' is named twice"),
+        ("a: [", "expected the node content"),
+        ("[" * 20_000, "nested too deeply"),
+        ("? [1]\n: 2", "unhashable"),
+        ("a: &a [*a]", "an alias holds itself"),
+        ("a0: &a0 [1]\n" + "\n".join(f"a{n + 1}: &a{n + 1} [{f'*a{n}, ' * 9}]" for n in range(9)), "its aliases make"),
+        ("a: !!python/object/apply:os.system [true]", "could not determine a constructor"),
+        ("a\x01b", "special characters are not allowed"),
+        ("[1, 2]", "must be an object"),
+        ("a: 2024-99-01", "month must be in"),
+    ],
+)
+def test_wrong_yaml_is_one_line(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=f"^{path} is not .*{said}"):
+        read_yaml(path, dict[str, object])
+
+
+def test_right_yaml_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("base: &base {a: 1, b: 2}\none: {<<: *base, a: 3}\n", encoding="utf-8")
+    assert read_yaml(path, dict[str, dict[str, int]])["one"] == {"a": 3, "b": 2}
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(1), KeyError("model"), RuntimeError("a\n  b"), MemoryError(), OSError("no gzip file")]
+)
+def test_whatever_a_reader_raises_is_one_line(capsys: pytest.CaptureFixture, error: BaseException) -> None:
+    def main(argv: object) -> None:
+        with reading("a.bin", "a table", "make it anew"):
+            raise error
+
+    assert run_command(main) == 2
+    assert capsys.readouterr().err.startswith("error: a.bin is not a table (")
+
+
+def test_what_is_no_fault_of_the_file_passes() -> None:
+    for error in (KeyboardInterrupt(), ModuleNotFoundError("yaml"), FileNotFoundError(2, "No such file", "a.bin")):
+        with pytest.raises(type(error)), reading("a.bin", "a table"):
+            raise error
+    with pytest.raises(UserError, match=r"^a.bin: twice$"), reading("a.bin", "a table"):
+        raise UserError("twice")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats() | st.text(max_size=3),
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=3), part, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON, st.sampled_from([object, Row, list[Row], dict[str, list[int] | None], float | None, tuple[str, int]]))
+def test_a_type_is_there_or_a_value_error(value: object, wanted: Any) -> None:
+    try:
+        assert of_type(value, wanted) is value
+    except ValueError as error:
+        assert "must be" in str(error) and "\n" not in str(error)
+    assert of_type(value, object) is value and json.dumps(value)
