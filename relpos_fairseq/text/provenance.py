@@ -6,16 +6,19 @@ Without that, a dictionary of the same size in another order, or other merges, g
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import sha256_of
+from relpos_fairseq.io.reading import read_json
 
 KEY = "trained_with"  # of a checkpoint; a dictionary of dictionaries of strings, which weights_only loads
 SIDES = ("source", "target")
 MANIFEST = "manifest.json"
+TEXT_SETTINGS = ("bpe", "languages", "normalization", "tokenizer")  # of a manifest: see `assets.read_text`
 
 
 def record(task: Any, files: Mapping[str, Path]) -> dict[str, dict[str, str]]:
@@ -42,18 +45,28 @@ def of_task(task: Any) -> dict[str, str]:
 
 
 def of_files(files: Mapping[str, Path]) -> dict[str, str]:
-    """Return the hashes of a text's files by their names; of a dict.txt, of its symbols without their counts.
+    """Return the hashes of a text's files by their names.
 
-    The manifest is left out: it names versions of packages, which do not change the text.
+    Of a dict.txt that is the hash of its symbols without their counts, and of a manifest that of the settings by which
+    text is read: the versions of packages that it names as well change nothing.
     """
-    return {name: _of_file(path) for name, path in files.items() if name != MANIFEST}
+    return {name: _of_file(path) for name, path in files.items()}
 
 
 def _of_file(path: Path) -> str:
+    if path.name == MANIFEST:
+        return hashlib.sha256(json.dumps(text_facts(read_json(path)), sort_keys=True).encode()).hexdigest()
     if not path.name.startswith("dict"):
         return sha256_of(path)
     lines = path.read_bytes().rstrip(b"\n").split(b"\n")
     return of_symbols(line.rstrip().removesuffix(b"#fairseq:overwrite").rstrip().rpartition(b" ")[0] for line in lines)
+
+
+def text_facts(manifest: Any) -> dict[str, Any]:
+    """Return what a manifest says of how text becomes symbols."""
+    settings = manifest.get("settings") if isinstance(manifest, dict) else None
+    found = {name: settings.get(name) for name in TEXT_SETTINGS} if isinstance(settings, dict) else {}
+    return found | {"level": manifest.get("level") if isinstance(manifest, dict) else None}
 
 
 def of_symbols(symbols: Iterable[str | bytes]) -> str:
@@ -73,10 +86,14 @@ def read(state: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def differing(kept: Mapping[str, Mapping[str, str]], files: Mapping[str, Path]) -> list[str]:
-    """Return the names of files that differ from those of a checkpoint's training; absent files do not count."""
+    """Return the names of files that differ from those of a checkpoint's training.
+
+    Absent files do not count, since their readers say so, but for the manifest: without it text is read in another way.
+    """
     known = kept.get("files", {})
     found = of_files({name: path for name, path in files.items() if name in known})
-    return sorted(name for name in found if found[name] != known[name])
+    absent = {MANIFEST} & known.keys() - found.keys()
+    return sorted(absent | {name for name in found if found[name] != known[name]})
 
 
 def differing_sides(kept: Mapping[str, Mapping[str, str]], task: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from argparse import Namespace
 from pathlib import Path
@@ -137,10 +138,34 @@ def test_a_hash_is_of_symbols_in_their_order(tmp_path: Path) -> None:
     counted.write_text("the 3\nä 2\na 1 #fairseq:overwrite\n")
     less.write_text("the 9\nä 9\na 9\n")
     other.write_text("ä 9\nthe 9\na 9\n")
-    kept = {"files": provenance.of_files({"dict.txt": counted, "manifest.json": other})}
-    assert kept["files"].keys() == {"dict.txt"}
+    kept = {"files": provenance.of_files({"dict.txt": counted})}
     assert provenance.differing(kept, {"dict.txt": less, "bpe.codes": other}) == []
     assert provenance.differing(kept, {"dict.txt": other}) == ["dict.txt"]
+
+
+@pytest.mark.parametrize(
+    "edit", ['"tokenizer": "moses"=>"tokenizer": "none"', '"bpe": "subword-nmt"=>"bpe": "none"', "*=>{}", "*=>"]
+)
+def test_a_manifest_that_was_edited_is_not_the_trainings(trained, tmp_path, capsys, edit: str) -> None:
+    """By it text becomes other symbols; removed, text would be taken for symbols."""
+    models = shutil.copytree(trained.a.checkpoint.parent, tmp_path / "models")
+    manifest = models / "text" / "manifest.json"
+    old, new = edit.split("=>")
+    content = manifest.read_text()
+    assert old == "*" or old in content
+    manifest.write_text(new if old == "*" else content.replace(old, new))
+    if not new:
+        manifest.unlink()
+    assert relpos("translate", models / "checkpoint_last.pt", trained.raw / "test.en", "--cpu") == 2
+    assert "was trained with another manifest.json than" in capsys.readouterr().err
+
+
+def test_a_manifest_may_name_other_versions(trained, tmp_path, capsys) -> None:
+    models = shutil.copytree(trained.a.checkpoint.parent, tmp_path / "models")
+    manifest = models / "text" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"versions": {"python": "4"}}))
+    text = trained.raw / "test.en"
+    assert translated(capsys, models / "checkpoint_last.pt", text) == translated(capsys, trained.a.checkpoint, text)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
