@@ -107,9 +107,14 @@ choose_wheels() {  # TORCH; a built wheel fits one Python and one torch
   tag=$("$python" -c 'import sys, sysconfig; print("cp%d%d-%s" % (*sys.version_info[:2],
     sysconfig.get_platform()))' | tr -c 'A-Za-z0-9_.\n-' _)
   wheels=${XDG_CACHE_HOME:-${HOME:-$venv}/.cache}/relpos_fairseq/wheels/$tag-$1
-  # A wheel's code runs: one that another user may have put there is not taken.
-  mkdir -p "$wheels" 2>/dev/null && [ -O "$wheels" ] && [ -z "$(find "$wheels" -maxdepth 1 \( -perm -002 -o ! -user "$(id -u)" \))" ] ||
-    { wheels=$venv/wheels; mkdir -p "$wheels"; }
+  # A wheel's code runs: one that another user may have put there, or in a folder above it, is not taken.
+  mkdir -p "$wheels" 2>/dev/null && private "$wheels" || { wheels=$venv/wheels; mkdir -p "$wheels"; }
+}
+
+private() {  # FOLDER; by the rule of the kernel's cache
+  "$python" -c 'import pathlib, runpy, sys
+is_private, folder = runpy.run_path(sys.argv[1])["is_private"], pathlib.Path(sys.argv[2])
+sys.exit(not all(map(is_private, [folder, *folder.iterdir()])))' "$root/relpos_fairseq/attention/cache.py" "$1"
 }
 
 wheel() { find "$wheels" -maxdepth 1 -name "fairseq_fixed-${fairseq#*==}-*.whl" 2>/dev/null | head -n 1; }

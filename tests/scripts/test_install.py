@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,6 +97,50 @@ def test_what_cannot_be_is_one_line(pythons, given, said):
     for script in ("install.sh", "test.sh"):
         assert f"[install] error: {said}" in run(pythons, script, *given)
     assert not (pythons / "log").exists()
+
+
+@pytest.fixture
+def chosen(tmp_path: Path) -> Callable[[], Path]:
+    """The folder of wheels that install.sh chooses, below tmp_path/cache unless that is not the user's alone."""
+    whole = (ROOT / "scripts" / "install.sh").read_text()
+    functions = tmp_path / "scripts" / "functions.sh"
+    functions.parent.mkdir()
+    functions.write_text(whole.removesuffix('main "$@"\n'))
+    (tmp_path / "relpos_fairseq").symlink_to(ROOT / "relpos_fairseq")
+
+    def choose() -> Path:
+        words = f'. "{functions}"; python={sys.executable}; choose_wheels torch1; echo "$wheels"'
+        environment = {"PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        done = subprocess.run(["bash", "-c", words], env=environment, capture_output=True, text=True, check=True)
+        return Path(done.stdout.strip())
+
+    assert whole.endswith('main "$@"\n')
+    return choose
+
+
+@pytest.mark.parametrize(("part", "mode"), [(0, 0o666), (1, 0o777), (2, 0o777), (4, 0o777)])
+def test_wheels_that_others_may_have_written_are_not_taken(tmp_path, chosen, part: int, mode: int) -> None:
+    """Neither those that others can change, nor those of a folder, at any height, that others can change."""
+    usual = chosen()
+    assert usual.is_relative_to(tmp_path / "cache")
+    kept = usual / "fairseq_fixed-1.whl"
+    kept.write_bytes(b"")
+    assert chosen() == usual
+    places = [kept, *kept.parents]
+    place = places[part]
+    place.chmod(mode | (place.stat().st_mode & 0o111))
+    assert chosen() == tmp_path / ".venv" / "wheels"
+
+
+def test_a_strangers_wheel_is_not_taken(tmp_path, chosen) -> None:
+    usual = chosen()
+    wheel = usual / "fairseq_fixed-1.whl"
+    wheel.write_bytes(b"")
+    try:
+        os.chown(wheel, 12345, -1)
+    except PermissionError:
+        pytest.skip("only root gives files away")
+    assert chosen() == tmp_path / ".venv" / "wheels"
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
