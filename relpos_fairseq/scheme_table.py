@@ -190,4 +190,4 @@ def renewed(text: str) -> str:
 
 def renew(path: Path) -> None:
     """Renew the tables of schemes between their markers in a file."""
-    write_text(path, renewed(path.read_text(encoding="utf-8")))
+    write_text(path, renewed(path.read_text(encoding="utf-8")), renews=True)

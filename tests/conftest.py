@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import gc
 import logging
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -40,6 +43,9 @@ hypothesis_settings.load_profile("repeatable")
 # finds them there alone (helpers/commands.py adds them for the commands that it runs).
 _programs = str(Path(sys.executable).parent)
 os.environ["PATH"] = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part != _programs)
+# What commands of the suite write is remembered apart from what the user's wrote, and by none of an earlier suite.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="relpos_state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 # The first backward pass of a process starts autograd's threads for what devices there are by then,
 # after which no child may train.  On Python 3.13 an export to ONNX leaves one behind: be before it.

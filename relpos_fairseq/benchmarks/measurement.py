@@ -223,7 +223,7 @@ class RowLog:
         had = {row["name"] for row in self.those(where)}
         self.rows += [{**where, **row} for row in rows if row["name"] not in had]
         if self.path is not None:
-            write_csv(self.path, self.rows)
+            write_csv(self.path, self.rows, renews=True)
 
     def replace(self, where: dict, rows: Iterable[dict]) -> None:
         """Replace the rows of `where` by others."""
@@ -235,10 +235,10 @@ def _is_of(row: dict, where: dict) -> bool:
     return all(str(row.get(name, "")) == str(value) for name, value in where.items())
 
 
-def write_csv(path: Path, rows: list[dict]) -> None:
-    """Write all rows, whole or not at all."""
+def write_csv(path: Path, rows: list[dict], renews: bool = False) -> None:
+    """Write all rows as `atomic_path` does, whole or not at all."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    with atomic_path(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    with atomic_path(path, renews) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)
@@ -379,7 +379,7 @@ def write_section(path: Path, key: str, text: str) -> None:
         new = old[: old.index(begin)] + section + old[old.index(end) + len(end) :]
     else:
         new = f"{old.rstrip()}\n\n{section}\n".lstrip()
-    write_text(path, new)
+    write_text(path, new, renews=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

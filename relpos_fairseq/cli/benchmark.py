@@ -3,9 +3,19 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from relpos_fairseq.cli.command import argument, command, flag, option, required
+from relpos_fairseq.cli.command import (
+    InFile,
+    InFolder,
+    OutFile,
+    OutFolder,
+    WorkFile,
+    argument,
+    command,
+    flag,
+    option,
+    required,
+)
 
 INTERRUPTED = "interrupted; rows are kept by --csv FILE: add --resume to continue, or they are lost"
 BACKENDS = "auto, reference, sdpa, blocked, native, triton"
@@ -21,9 +31,9 @@ class Timing:
     device: str = option("cpu", choices=("cpu", "cuda"), group=HOW)
     dtype: str = option("float32", choices=("float32", "bfloat16", "float16"), group=HOW)
     threads: int | None = option(None, "of torch; default: its own choice", group=HOW)
-    csv: Path | None = option(None, "all rows, as they come", group=WRITTEN)
+    csv: WorkFile | None = option(None, "all rows, as they come", group=WRITTEN)
     resume: bool = flag("measure what --csv does not have yet", group=WRITTEN)
-    write: Path | None = option(None, "put the tables into this markdown file", group=WRITTEN)
+    write: WorkFile | None = option(None, "put the tables into this markdown file", group=WRITTEN)
 
 
 @command("benchmark attention", "cost of attention with positions, beside attention without", INTERRUPTED)
@@ -68,7 +78,7 @@ class BenchmarkAttention(Timing):
     published: bool = flag("no longer used: no published times are kept", group=BESIDE)
     rounds: int = option(7, "samples of each (%(default)s)", group=HOW)
     seconds: float = option(20.0, "of a column (%(default)s)", group=HOW)
-    plot: Path | None = option(None, "ratios over length: FILE.png, .svg or .pdf")
+    plot: OutFile | None = option(None, "ratios over length: FILE.png, .svg or .pdf")
 
     def run(self, argv: Sequence[str]) -> int | None:
         if self.published:
@@ -128,7 +138,7 @@ class BenchmarkModels(Timing):
     peers: str = option("all", "of fairseq, transformers, flashdeberta, x-transformers; all, or none", group="layers")
     rounds: int = option(5, "samples of each (%(default)s)", group=HOW)
     seconds: float = option(60.0, "of a column (%(default)s)", group=HOW)
-    plot: Path | None = option(None, "draw all ratios: FILE.png, .svg or .pdf")
+    plot: OutFile | None = option(None, "draw all ratios: FILE.png, .svg or .pdf")
 
     def run(self, argv: Sequence[str]) -> None:
         logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
@@ -157,9 +167,9 @@ class BenchmarkLm:
     training the two, which means something where their parameters are equal.
     """
 
-    checkpoint: Path = argument("of relpos_transformer_xl")
-    data: Path = argument("folder of binarised text")
-    baseline: Path | None = option(None, "checkpoint of relpos_transformer_lm")
+    checkpoint: InFile = argument("of relpos_transformer_xl")
+    data: InFolder = argument("folder of binarised text")
+    baseline: InFile | None = option(None, "checkpoint of relpos_transformer_lm")
     split: str = option("valid")
     context: int | None = option(None, "tokens; default: trained segment + memory")
     tokens: int = option(4000, "predictions scored")
@@ -168,7 +178,7 @@ class BenchmarkLm:
     train_updates: int = option(20, "0: training is not timed")
     train_batch: int = option(16)
     threads: int | None = option(None, "of torch; default: its own choice")
-    out: Path | None = option(None, "JSON of the numbers")
+    out: OutFile | None = option(None, "JSON of the numbers")
 
     def run(self, argv: Sequence[str]) -> None:
         logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
@@ -241,8 +251,8 @@ class BenchmarkKernels:
     clip: int = option(16, "0: unclipped")
     length: int = option(512, "of the call that is compiled")
     capability: int = option(90, choices=(80, 86, 89, 90, 100, 120))
-    write: Path | None = option(None, "put the table into a page", metavar="FILE")
-    csv: Path | None = option(None, "one row a kernel", metavar="FILE")
+    write: WorkFile | None = option(None, "put the table into a page", metavar="FILE")
+    csv: OutFile | None = option(None, "one row a kernel", metavar="FILE")
 
     def run(self, argv: Sequence[str]) -> None:
         logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
@@ -267,13 +277,13 @@ class BenchmarkPreparation:
     run beside it.
     """
 
-    text: Path = required("folder with train, valid and test")
+    text: InFolder = required("folder with train, valid and test")
     pair: str = option("en-de")
     pairs: list[int] = option([100_000, 1_000_000])
     workers: list[int] = option([1, 2])
     vocab_size: int = option(8000)
     usual_pairs: int | None = option(None, "for the usual way (default: the largest of --pairs)")
-    out: Path = required("folder for texts and results")
+    out: OutFolder = required("folder for texts and results")
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.benchmarks.preparation import measure
@@ -295,8 +305,8 @@ class BenchmarkServing:
     Needs pip install 'relpos_fairseq[ct2]'.
     """
 
-    checkpoint: Path = argument("checkpoint of a relpos_transformer")
-    data: Path = argument("its binarised data")
+    checkpoint: InFile = argument("checkpoint of a relpos_transformer")
+    data: InFolder = argument("its binarised data")
     set: str = option("test", "test or valid (default: test)")
     beam: int = option(4, "of every search (default: 4)")
     rounds: int = option(3, "times of each; the median counts (default: 3)")
@@ -321,8 +331,8 @@ class BenchmarkSampling:
     Needs pip install 'relpos_fairseq[transformers]'.
     """
 
-    checkpoint: Path = argument("checkpoint of a relpos_transformer_lm or relpos_transformer_xl")
-    data: Path | None = option(None, "its data folder (default: the text beside the checkpoint)")
+    checkpoint: InFile = argument("checkpoint of a relpos_transformer_lm or relpos_transformer_xl")
+    data: InFolder | None = option(None, "its data folder (default: the text beside the checkpoint)")
     prompt: int = option(512, "symbols of the prompt (default: 512)")
     symbols: int = option(64, "new symbols (default: 64)")
     rows: int = option(1, "texts at a time (default: 1)")

@@ -4,13 +4,14 @@
     class Average:
         '''The text of --help.'''
 
-        inputs: list[Path] = required("checkpoints, or their one folder")
+        inputs: list[InPath] = required("checkpoints, or their one folder")
         last: int | None = option(None, "of a folder: the last N epochs' checkpoints", metavar="N")
 
         def run(self, argv: Sequence[str]) -> None: ...
 
 A field's type says how its text is read: `bool` is a flag without a value, `list[T]` takes several values, and
-`T | None` may be left out. Nothing here imports torch or fairseq, so every `--help` answers at once.
+`T | None` may be left out. A path's type says what the command does with it: `InFile`, `OutFolder`, ...; no command
+writes over what it reads or has not written. Nothing here imports torch or fairseq, so every `--help` answers at once.
 """
 
 import argparse
@@ -25,12 +26,33 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from relpos_fairseq.io.command import AGAIN
-from relpos_fairseq.io.files import check_outputs
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import check_outputs, check_replaceable
 
 COMMANDS: dict[str, type] = {}  # the commands of the files that were imported, by their words
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """What a command does with a path that it is given."""
+
+    what: str  # "file", "folder", or "file or folder"
+    reads: bool = False
+    writes: bool = False  # with `reads` too: a folder of work or a page, which is gone on with or renewed
+
+
+InFile = Annotated[Path, Role("file", reads=True)]
+InFolder = Annotated[Path, Role("folder", reads=True)]
+InPath = Annotated[Path, Role("file or folder", reads=True)]
+InText = Annotated[str, Role("file", reads=True)]  # a text, or the name of a file that has it
+OutFile = Annotated[Path, Role("file", writes=True)]
+OutFolder = Annotated[Path, Role("folder", writes=True)]
+OutPath = Annotated[Path, Role("file or folder", writes=True)]
+WorkFile = Annotated[Path, Role("file", reads=True, writes=True)]
+WorkFolder = Annotated[Path, Role("folder", reads=True, writes=True)]
 
 
 class Parser(argparse.ArgumentParser):
@@ -144,7 +166,8 @@ def add_options(parser: argparse.ArgumentParser, cls: type) -> None:
     places: dict[object, Any] = {}  # by heading, and by what options exclude each other
     for field in dataclasses.fields(cls):
         how = copy.deepcopy(dict(field.metadata))  # a default that is a list is this parser's own
-        group, exclusive, positional = how.pop("group", None), how.pop("exclusive", None), how.pop("positional", False)
+        group, exclusive = how.pop("group", None), how.pop("exclusive", None)
+        how.pop("positional", None)
         if exclusive is not None:
             place = places.setdefault(("exclusive", exclusive), None) or parser.add_mutually_exclusive_group()
             places["exclusive", exclusive] = place
@@ -152,19 +175,26 @@ def add_options(parser: argparse.ArgumentParser, cls: type) -> None:
             if group is not None and group not in places:
                 places[group] = parser.add_argument_group(group)
             place = places.get(group, parser)
-        name = field.name if positional else f"--{field.name.replace('_', '-')}"
         if "type" not in how and how.get("action") != "store_true":
             how = _reading(field.type) | how
-        place.add_argument(name, **how)
+        place.add_argument(spelling(field), **how)
 
 
 def _reading(annotation: Any) -> dict[str, Any]:
     """Return what `add_argument` needs to read values of a type: its reader, and `nargs` for a list."""
-    if isinstance(annotation, types.UnionType):
+    reader, is_list, _ = _parts_of(annotation)
+    return {"nargs": "+", "type": reader} if is_list else {"type": reader}
+
+
+def _parts_of(annotation: Any) -> tuple[Any, bool, Role | None]:
+    """Return a field's type as what reads one value, whether there are several, and its role where it is a path."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         (annotation,) = (part for part in typing.get_args(annotation) if part is not type(None))
-    if typing.get_origin(annotation) is list:
-        return {"nargs": "+", "type": typing.get_args(annotation)[0]}
-    return {"type": annotation}
+    is_list = typing.get_origin(annotation) is list
+    if is_list:
+        (annotation,) = typing.get_args(annotation)
+    role = next((one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, Role)), None)
+    return annotation.__origin__ if role else annotation, is_list, role
 
 
 def parse(cls: type, program: str, argv: Sequence[str]) -> Any:
@@ -172,31 +202,40 @@ def parse(cls: type, program: str, argv: Sequence[str]) -> Any:
     return cls(**vars(parser_of(cls, program).parse_intermixed_args(argv)))
 
 
-# Fields that name what a command writes, those that name what it reads and writes (a folder of work, a page that is
-# renewed), and texts that may name a file. Every other path is an input.
-OUTPUTS = ("out", "output", "csv", "plot", "json", "by_token")
-READ_AND_WRITTEN = ("work", "results", "downloads", "write")
-MAYBE_PATHS = ("context",)
+def roles_of(cls: type) -> dict[str, Role]:
+    """Return what a command does with each path that it is given, by its name on the command line."""
+    return {spelling(field): role for field in dataclasses.fields(cls) if (role := _parts_of(field.type)[2])}
 
 
-def paths_of(given: Any) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Return the outputs and the inputs among a command's values, by their names on the command line."""
-    outputs, inputs = {}, {}
+def spelling(field: dataclasses.Field) -> str:
+    """Return a field's name on the command line."""
+    return field.name if field.metadata.get("positional") else f"--{field.name.replace('_', '-')}"
+
+
+def paths_of(given: Any) -> list[tuple[str, Path, Role]]:
+    """Return the paths among a command's values, with their names on the command line and their roles."""
+    found = []
     for field in dataclasses.fields(given):
-        value = getattr(given, field.name)
-        name = field.name if field.metadata.get("positional") else f"--{field.name.replace('_', '-')}"
-        values = list(value) if isinstance(value, (list, tuple)) else [value]
-        if field.name in MAYBE_PATHS and isinstance(value, str) and len(value) < 4096:
-            values = [Path(value)]
-        for number, path in enumerate(values):
-            if isinstance(path, Path) and field.name not in READ_AND_WRITTEN:
-                (outputs if field.name in OUTPUTS else inputs)[f"{name} {number}" if number else name] = path
-    return outputs, inputs
+        role, value = _parts_of(field.type)[2], getattr(given, field.name)
+        if role is None:
+            continue
+        name = spelling(field)
+        for number, path in enumerate(value if isinstance(value, (list, tuple)) else [value]):
+            if path is not None and len(str(path)) < 4096 and "\0" not in str(path):
+                found.append((f"{name} {number}" if number else name, Path(path), role))
+    return found
 
 
 def check_paths(given: Any) -> None:
-    """Raise a UserError if a command would write over what it reads."""
-    check_outputs(*paths_of(given))
+    """Raise a UserError if a command would write over what it reads, or over a file that it has not written."""
+    found = paths_of(given)
+    outputs = {name: path for name, path, role in found if role.writes and not role.reads}
+    check_outputs(outputs, {name: path for name, path, role in found if role.reads and not role.writes})
+    for name, path, role in found:
+        if role.writes and role.what == "folder" and path.exists() and not path.is_dir():
+            raise UserError(f"{name} {path} is a file: give a folder")
+        if name in outputs and path.is_file():
+            check_replaceable(path)
 
 
 def whole_number(least: int) -> Callable[[str], int]:

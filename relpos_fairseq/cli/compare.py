@@ -2,9 +2,20 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
-from relpos_fairseq.cli.command import argument, command, flag, option, required, whole_number
+from relpos_fairseq.cli.command import (
+    InFile,
+    InFolder,
+    OutFolder,
+    WorkFile,
+    WorkFolder,
+    argument,
+    command,
+    flag,
+    option,
+    required,
+    whole_number,
+)
 
 COMPARE = """\
 The file's keys, the tasks and the statistics: relpos_fairseq/comparison/README.md.
@@ -28,9 +39,9 @@ class Compare:
     """
 
     action: str = argument("what to do", choices=("run", "status", "report"))
-    spec: Path = argument("the comparison, a YAML file", metavar="SPEC")
-    work: Path | None = option(None, "data, checkpoints and logs (default: compare_out/NAME)")
-    results: Path | None = option(None, "results, small files to keep (default: NAME beside SPEC)")
+    spec: InFile = argument("the comparison, a YAML file", metavar="SPEC")
+    work: WorkFolder | None = option(None, "data, checkpoints and logs (default: compare_out/NAME)")
+    results: WorkFolder | None = option(None, "results, small files to keep (default: NAME beside SPEC)")
     workers: int = option(1, "runs at a time (default: %(default)s)")
     threads: int = option(1, "threads of a run (default: %(default)s)")
     executor: str = option(
@@ -81,13 +92,15 @@ class Plot:
     Chen2021: Demystifying the Better Performance of Position Encoding Variants.
     """
 
-    checkpoint: Path | None = argument("a .pt file of fairseq-train", nargs="?", default=None)
-    curves: list[Path] | None = option(None, "draw these logs' curves instead", metavar="LOG")
-    scores: list[Path] | None = option(None, "draw these tables' bars instead", metavar="JSON")
+    checkpoint: InFile | None = argument("a .pt file of fairseq-train", nargs="?", default=None)
+    curves: list[InFile] | None = option(None, "draw these logs' curves instead", metavar="LOG")
+    scores: list[InFile] | None = option(None, "draw these tables' bars instead", metavar="JSON")
     on: str = option("MNLI,XNLI", "with --scores: data sets, by commas (%(default)s)")
     measure: str = option("loss", "with --curves: loss, nll_loss, ppl, ... (%(default)s)")
-    out: Path = required("folder for PNG and CSV files")
-    data: Path | None = option(None, "folder of fairseq-preprocess: its first test sentence is read, in its dictionary")
+    out: OutFolder = required("folder for PNG and CSV files")
+    data: InFolder | None = option(
+        None, "folder of fairseq-preprocess: its first test sentence is read, in its dictionary"
+    )
     sentence: str | None = option(
         None,
         (
@@ -151,7 +164,7 @@ class Schemes:
     """
 
     name: str | None = argument("one scheme", nargs="?", metavar="SCHEME", default=None)
-    write: Path | None = option(None, "renew the tables in FILE", metavar="FILE")
+    write: WorkFile | None = option(None, "renew the tables in FILE", metavar="FILE")
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.scheme_table import description, listing, renew
@@ -172,7 +185,9 @@ class Doctor:
     """
 
     quick: bool = flag("without the self-check (seconds)")
-    verify: list[Path] = option([], "instead: read these folders' files, and compare their hashes", metavar="FOLDER")
+    verify: list[InFolder] = option(
+        [], "instead: read these folders' files, and compare their hashes", metavar="FOLDER"
+    )
 
     def run(self, argv: Sequence[str]) -> int:
         if self.verify:

@@ -2,9 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import make_dataclass
-from pathlib import Path
 
-from relpos_fairseq.cli.command import argument, command, flag, option, required
+from relpos_fairseq.cli.command import (
+    InFile,
+    InFolder,
+    InPath,
+    OutFile,
+    OutFolder,
+    OutPath,
+    argument,
+    command,
+    flag,
+    option,
+    required,
+)
 from relpos_fairseq.options import declared_options
 
 # Options of the result beside its scheme, by the names of our models' config.
@@ -41,10 +52,10 @@ class Convert(Positions):
     the checkpoint alone): --finetune-from-model DST/model.pt trains it.
     """
 
-    source: Path = argument("checkpoint or Hugging Face folder", metavar="SRC")
+    source: InPath = argument("checkpoint or Hugging Face folder", metavar="SRC")
     to: str = required("position scheme, same, hf-bert, hf-roberta", metavar="SCHEME")
-    out: Path = required("new folder, or new file ending .pt", metavar="DST")
-    data: Path | None = option(None, "of SRC's dict.txt and tokenizer, or cache.pt", metavar="DIR")
+    out: OutPath = required("new folder, or new file ending .pt", metavar="DST")
+    data: InFolder | None = option(None, "of SRC's dict.txt and tokenizer, or cache.pt", metavar="DIR")
     approximate: bool = flag(
         "convert what cannot be converted exactly; the result must be trained (cheaper, and exact: keep the "
         "old scheme beside the new one, as in --to OLD+NEW)"
@@ -94,11 +105,11 @@ class Average:
     left out: the result is for translating and for starting anew, not for resuming.
     """
 
-    inputs: list[Path] = required("checkpoints, or their one folder")
+    inputs: list[InPath] = required("checkpoints, or their one folder")
     last: int | None = option(None, "of a folder: the last N epochs' checkpoints", metavar="N")
     last_updates: int | None = option(None, "of a folder: the last N by updates", metavar="N")
     ema: bool = flag("the moving averages that training with --store-ema keeps in a checkpoint")
-    output: Path = required()
+    output: OutFile = required()
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.evaluation.averaging import choose, write_average
@@ -121,15 +132,15 @@ class ExportCt2:
     export onnx holds every scheme. Needs pip install 'relpos_fairseq[ct2]'.
     """
 
-    checkpoint: Path = argument("checkpoint of a relpos_transformer")
-    out: Path = argument("new folder")
+    checkpoint: InFile = argument("checkpoint of a relpos_transformer")
+    out: OutFolder = argument("new folder")
     quantization: str | None = option(
         None,
         "smaller weights: int8, int8_float32, int8_float16, int8_bfloat16, int16, float16 (default: fp32)",
         metavar="TYPE",
         choices=("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16"),
     )
-    data: Path | None = option(None, "its data (the folder it was trained on; else text/ beside it)", metavar="DIR")
+    data: InFolder | None = option(None, "its data (the folder it was trained on; else text/ beside it)", metavar="DIR")
     sentences: int = option(1000, "how many to compare (%(default)s)")
 
     def run(self, argv: Sequence[str]) -> None:
@@ -154,9 +165,9 @@ class ExportOnnx:
     Needs pip install 'relpos_fairseq[onnx]'.
     """
 
-    checkpoint: Path = argument("checkpoint of a relpos model")
-    out: Path = argument("new folder")
-    data: Path | None = option(None, "its dictionaries, if they matter", metavar="DIR")
+    checkpoint: InFile = argument("checkpoint of a relpos model")
+    out: OutFolder = argument("new folder")
+    data: InFolder | None = option(None, "its dictionaries, if they matter", metavar="DIR")
     quantization: str | None = option(None, "weights in int8 (default: fp32)", choices=("int8",))
 
     def run(self, argv: Sequence[str]) -> None:
@@ -180,9 +191,9 @@ class ExportTransformers:
     Needs pip install 'relpos_fairseq[transformers]'.
     """
 
-    checkpoint: Path = argument("checkpoint of a RoBERTa, translation or language model")
-    out: Path = argument("new folder")
-    data: Path | None = option(None, "folder of its data (what lies beside it)")
+    checkpoint: InFile = argument("checkpoint of a RoBERTa, translation or language model")
+    out: OutFolder = argument("new folder")
+    data: InFolder | None = option(None, "folder of its data (what lies beside it)")
     head: str | None = option(None, "which head goes along, of several")
 
     def run(self, argv: Sequence[str]) -> None:

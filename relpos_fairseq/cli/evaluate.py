@@ -3,9 +3,20 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from relpos_fairseq.cli.command import argument, command, flag, numbers, option, parse, required
+from relpos_fairseq.cli.command import (
+    InFile,
+    InFolder,
+    OutFile,
+    OutFolder,
+    argument,
+    command,
+    flag,
+    numbers,
+    option,
+    parse,
+    required,
+)
 from relpos_fairseq.io.command import CONTINUE
 
 TRAINED = "as in training (default: the checkpoint's)"
@@ -19,9 +30,9 @@ FLAGS = "'--FLAG ...'"
 class Questions:
     """Files of questions in other languages, and how they are answered."""
 
-    xquad: Path | None = option(None, "XQuAD's files", metavar="FOLDER")
-    mlqa: Path | None = option(None, "MLQA's files", metavar="FOLDER")
-    tydiqa: Path | None = option(None, "TyDiQA's files", metavar="FOLDER")
+    xquad: InFolder | None = option(None, "XQuAD's files", metavar="FOLDER")
+    mlqa: InFolder | None = option(None, "MLQA's files", metavar="FOLDER")
+    tydiqa: InFolder | None = option(None, "TyDiQA's files", metavar="FOLDER")
     qa_flags: str = option("", "more of `relpos evaluate qa`: --qa-flags='--on-long-question truncate'", metavar=FLAGS)
 
     def answering(self) -> object:
@@ -63,14 +74,14 @@ class EvaluateLm:
     first N tokens of the split `train` (say --dynamic 0.0001 --rms 100000), plus --epsilon.
     """
 
-    checkpoints: list[Path] = argument(metavar="CHECKPOINT")
-    data: Path = required("folder of binarised text")
+    checkpoints: list[InFile] = argument(metavar="CHECKPOINT")
+    data: InFolder = required("folder of binarised text")
     split: str = option("valid", "default: %(default)s")
     mem_len: list[int] | None = option(None, "tokens of memory", metavar="N", exclusive=3)
     context: int | None = option(None, "tokens a window", metavar="N", exclusive=3)
     stride: int | None = option(None, "tokens between windows (default: half of one)", metavar="N")
     tokens: int | None = option(None, "predictions scored: the last (default: all)", metavar="N")
-    by_token: Path | None = option(None, "JSON lines, and a picture beside them", metavar="FILE")
+    by_token: OutFile | None = option(None, "JSON lines, and a picture beside them", metavar="FILE")
     dynamic: float | None = option(None, "parameters follow the text (say 0.01)", metavar="RATE")
     decay: float | None = option(None, "with --dynamic: the way back (default: 0.001)", metavar="D")
     rms: int | None = option(None, "with --dynamic: scale by gradients of N tokens", metavar="N")
@@ -115,8 +126,8 @@ class EvaluateLength:
     than it was trained with, as fairseq's --model-overrides does; what must not change is refused.
     """
 
-    checkpoint: Path = argument()
-    data: Path = argument("folder of binarised text")
+    checkpoint: InFile = argument()
+    data: InFolder = argument("folder of binarised text")
     lengths: list[int] | None = option(None, "tokens of context, joined by commas", type=numbers)
     mem_lens: list[int] | None = option(None, "memory lengths, joined by commas", type=numbers)
     split: str = option("valid")
@@ -125,7 +136,7 @@ class EvaluateLength:
     override: list[str] = option([], "a flag of the model", action="append", metavar="FIELD=VALUE")
     rows: int = option(4, "rows or windows evaluated together")
     document_boundaries: str | None = option(None, DOCUMENTS, choices=BOUNDARIES)
-    out: Path = required()
+    out: OutFolder = required()
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.evaluation.length import evaluate
@@ -150,14 +161,14 @@ class EvaluateQa:
     and --na-prob-thresh included.
     """
 
-    files: list[Path] = argument("questions, .json or .json.gz")
-    path: Path | None = option(None, "checkpoint to answer with")
-    data: Path | None = option(
+    files: list[InFile] = argument("questions, .json or .json.gz")
+    path: InFile | None = option(None, "checkpoint to answer with")
+    data: InFolder | None = option(
         None, "its data folder (default: the one it was trained on, or where it was converted to)"
     )
-    out: Path | None = option(None, "folder of the files written")
-    predictions: Path | None = option(None, "score this file instead of answering")
-    null_odds: Path | None = option(None, "with --predictions: odds of 'no answer'")
+    out: OutFolder | None = option(None, "folder of the files written")
+    predictions: InFile | None = option(None, "score this file instead of answering")
+    null_odds: InFile | None = option(None, "with --predictions: odds of 'no answer'")
     na_prob_thresh: float | None = option(None, "with --null-odds: above it there is no answer (default 1.0)")
     metric: str | None = option(None, "normalisation (the checkpoint's, or squad)", choices=("squad", "mlqa"))
     language: str | None = option(None, "language for --metric mlqa (default: from the file's name)")
@@ -192,11 +203,11 @@ class EvaluateXtreme(Questions):
     data sets that are not given are left out; what is done is kept, and the same command goes on.
     """
 
-    out: Path = required("folder of predictions and the table")
-    xnli_model: list[Path] = option((), f"fine-tuned on XNLI's English{TRIALS}")
-    xnli: Path | None = option(None, "XNLI, as `relpos prepare glue` wrote it")
-    qa_model: list[Path] = option((), f"fine-tuned on English questions{TRIALS}")
-    qa_data: Path | None = option(None, "its data folder (default: the one it was trained on)")
+    out: OutFolder = required("folder of predictions and the table")
+    xnli_model: list[InFile] = option((), f"fine-tuned on XNLI's English{TRIALS}")
+    xnli: InFolder | None = option(None, "XNLI, as `relpos prepare glue` wrote it")
+    qa_model: list[InFile] = option((), f"fine-tuned on English questions{TRIALS}")
+    qa_data: InFolder | None = option(None, "its data folder (default: the one it was trained on)")
     cpu: bool = flag("no GPU")
     force: bool = flag("repeat what is done")
 
@@ -218,9 +229,9 @@ class FinetuneGlue(Training):
     each has tasks or models of its own.
     """
 
-    data: Path = argument("folder that `relpos prepare glue` wrote")
+    data: InFolder = argument("folder that `relpos prepare glue` wrote")
     models: list[str] = argument("pre-trained models", metavar="[NAME=]CHECKPOINT")
-    out: Path = required("folder of the runs and the table")
+    out: OutFolder = required("folder of the runs and the table")
     protocol: str = option(
         "huang",
         (
@@ -260,9 +271,9 @@ class FinetuneXtreme(Questions, Training):
     """
 
     models: list[str] = argument("pre-trained models", metavar="[NAME=]CHECKPOINT")
-    out: Path = required("folder of the runs, predictions and the table")
-    xnli: Path | None = option(None, "XNLI, as `relpos prepare glue` wrote it")
-    squad: Path | None = option(None, "English questions, as `relpos prepare qa` wrote them")
+    out: OutFolder = required("folder of the runs, predictions and the table")
+    xnli: InFolder | None = option(None, "XNLI, as `relpos prepare glue` wrote it")
+    squad: InFolder | None = option(None, "English questions, as `relpos prepare qa` wrote them")
     squad_flags: str = option(
         "", "of fairseq-train for questions alone: --squad-flags='--tokens-per-sample 384'", metavar=FLAGS
     )

@@ -5,7 +5,18 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from relpos_fairseq.cli.command import argument, command, flag, option, required
+from relpos_fairseq.cli.command import (
+    InFile,
+    InFolder,
+    OutFile,
+    OutFolder,
+    WorkFolder,
+    argument,
+    command,
+    flag,
+    option,
+    required,
+)
 from relpos_fairseq.data.squad import BAD_ANSWER
 from relpos_fairseq.io.command import CONTINUE
 from relpos_fairseq.io.errors import UserError
@@ -63,11 +74,11 @@ class PrepareWmt:
     """
 
     pair: list[str] = argument("wmt14 en-fr, wmt15 de-en, wmt18 en-cs, ...", metavar="[YEAR] PAIR")
-    out: Path | None = option(None, "folder that takes everything (default: data/YEAR.PAIR)")
-    from_dir: Path | None = option(
+    out: OutFolder | None = option(None, "folder that takes everything (default: data/YEAR.PAIR)")
+    from_dir: InFolder | None = option(
         None, "use local files: the archives, or train.LANG, valid.LANG, test*.LANG (also .gz)", metavar="DIR"
     )
-    czeng: Path | None = option(None, "folder of CzEng 1.6 (its licence forbids fetching)", metavar="DIR")
+    czeng: InFolder | None = option(None, "folder of CzEng 1.6 (its licence forbids fetching)", metavar="DIR")
     without: list[str] = option([], "corpora to leave out", metavar="CORPUS")
     valid: list[str] = option([*WmtSettings.valid], "sacrebleu's name", metavar="SET")
     test: list[str] | None = option(
@@ -202,28 +213,28 @@ class PrepareLm:
     perplexities are divided by, and the hashes of everything.
     """
 
-    train: list[Path] = option([], metavar="FILE", group=TEXT)
-    valid: list[Path] = option([], metavar="FILE", group=TEXT)
-    test: list[Path] = option([], metavar="FILE", group=TEXT)
-    text: list[Path] = option([], "to be split", metavar="FILE", group=TEXT)
+    train: list[InFile] = option([], metavar="FILE", group=TEXT)
+    valid: list[InFile] = option([], metavar="FILE", group=TEXT)
+    test: list[InFile] = option([], metavar="FILE", group=TEXT)
+    text: list[InFile] = option([], "to be split", metavar="FILE", group=TEXT)
     split: str | None = option(None, "shares of train, valid, test in --text", metavar="A,B[,C]", group=TEXT)
     corpus: str | None = option(None, choices=sorted(CORPORA), group=TEXT)
-    downloads: Path | None = option(None, "default: OUT/downloads", metavar="DIR", group=TEXT)
-    from_dir: Path | None = option(None, "has the corpus's archive", metavar="DIR", group=TEXT)
+    downloads: WorkFolder | None = option(None, "default: OUT/downloads", metavar="DIR", group=TEXT)
+    from_dir: InFolder | None = option(None, "has the corpus's archive", metavar="DIR", group=TEXT)
     on_bad_line: str = option("fail", choices=("fail", "drop"), group=TEXT)
     level: str | None = option(None, "default: the corpus's own, else word", choices=LEVELS, group="units")
-    dict: Path | None = option(None, "use this dict.txt", metavar="FILE", group="units")
+    dict: InFile | None = option(None, "use this dict.txt", metavar="FILE", group="units")
     threshold: int = option(0, "units that occur fewer than N times are unknown", metavar="N", group="units")
     words: int | None = option(None, "keep the N most frequent units", metavar="N", group="units")
     padding_factor: int = option(1, metavar="N", group="units")
-    sentencepiece: Path | None = option(None, "use this model", metavar="FILE", group="units")
+    sentencepiece: InFile | None = option(None, "use this model", metavar="FILE", group="units")
     vocab_size: int = option(16000, metavar="N", group="units")
     model_type: str = option("unigram", choices=MODEL_TYPES, group="units")
     character_coverage: float = option(1.0, metavar="P", group="units")
     byte_fallback: bool = flag("no character is unknown", group="units")
     sample_lines: int = option(1_000_000, "lines that sentencepiece learns from", metavar="N", group="units")
     seed: int = option(1, "chooses those lines", group="units")
-    out: Path = required(metavar="DIR", group="result")
+    out: OutFolder = required(metavar="DIR", group="result")
     documents: str = option(
         "none", "what starts a document: a line after blank ones, a WikiText title", choices=DOCUMENTS, group="result"
     )
@@ -248,7 +259,7 @@ class PrepareMlm:
     interruption, and does only what has changed.
     """
 
-    out: Path = required("folder to write to")
+    out: OutFolder = required("folder to write to")
     train: list[str] = required("text, or .gz .bz2 .xz", metavar="[LANG=]FILE")
     valid: list[str] = option([], "validation text", metavar="[LANG=]FILE")
     hold_out: float | None = option(
@@ -267,7 +278,7 @@ class PrepareMlm:
     )
     on_bad_line: str = option("fail", "lines that are not UTF-8", choices=("fail", "drop"))
     tokenizer: str | None = option(None, "what to train (default: bpe)", choices=KINDS)
-    tokenizer_folder: Path | None = option(None, "use this one instead, with its dict.txt")
+    tokenizer_folder: InFolder | None = option(None, "use this one instead, with its dict.txt")
     vocab_size: int | None = option(None, "symbols (default: 50000)")
     lowercase: bool = flag("wordpiece: BERT's uncased normalisation")
     character_coverage: float | None = option(None, "sentencepiece's (default: 0.9995)")
@@ -303,10 +314,12 @@ class PrepareGlue:
     .bz2 and .xz will do); XNLI also in its release's or XTREME's. Tasks that are done are kept.
     """
 
-    glue: Path = argument("folder with a folder for every task")
-    tokenizer: Path | None = option(None, "folder of the model's tokenizer and dict.txt, as relpos prepare mlm writes")
-    out: Path | None = option(None, "folder to write to")
-    text: Path | None = option(
+    glue: InFolder = argument("folder with a folder for every task")
+    tokenizer: InFolder | None = option(
+        None, "folder of the model's tokenizer and dict.txt, as relpos prepare mlm writes"
+    )
+    out: OutFolder | None = option(None, "folder to write to")
+    text: OutFile | None = option(
         None,
         (
             "instead: write the training sentences as text for relpos prepare mlm, an example a document, a sentence "
@@ -358,15 +371,15 @@ class PrepareQa:
     checked; what is wrong is named with its file and id.
     """
 
-    train: list[Path] = required("training files")
-    valid: list[Path] = option([], "validation files")
-    eval: list[Path] = option([], "files to evaluate on")
-    out: Path = required("folder to make")
+    train: list[InFile] = required("training files")
+    valid: list[InFile] = option([], "validation files")
+    eval: list[InFile] = option([], "files to evaluate on")
+    out: OutFolder = required("folder to make")
     train_articles: int | None = option(None, "train on the first N articles, validate on the others")
     eval_articles: str = option(
         "same", "with --train-articles: cut --eval files in the same way, or take them whole", choices=("same", "all")
     )
-    tokenizer: Path | None = option(None, "folder of a tokenizer")
+    tokenizer: InFolder | None = option(None, "folder of a tokenizer")
     train_tokenizer: str | None = option(None, "train one on all contexts", choices=KINDS)
     vocab_size: int | None = option(None, "its size (default 8000)")
     lowercase: bool = flag("wordpiece: uncased")
@@ -388,7 +401,7 @@ class Corpus:
     relpos corpus --out corpus --train 24000
     """
 
-    out: Path = required("directory to write to")
+    out: OutFolder = required("directory to write to")
     seed: int = option(1, "seed (default: %(default)s)")
     train: int = option(24000, "training pairs (default: %(default)s)")
     valid: int = option(500, "validation pairs (default: %(default)s)")
@@ -402,8 +415,6 @@ class Corpus:
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} must be >= {least}, got {getattr(self, name)}")
-        if self.out.exists() and not self.out.is_dir():
-            raise ValueError(f"--out must be a directory, and {self.out} is a file")
         corpus = build(self.seed, self.train, self.valid, self.test, self.test_long)
         write(corpus, self.out)
         print(describe(corpus))

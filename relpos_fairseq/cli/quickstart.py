@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from relpos_fairseq.cli.command import command, option
+from relpos_fairseq.cli.command import InFolder, OutFolder, command, option
 from relpos_fairseq.io.command import CONTINUE
 
 DEFAULT_SCHEME = "m4"
@@ -56,10 +56,10 @@ class Quickstart:
         exclusive=0,
     )
     compare: str | None = option(None, "train several and print one table", metavar="S1,S2,...", exclusive=0)
-    data: Path | None = option(None, "your parallel text (default: a built-in corpus)", metavar="DIR")
+    data: InFolder | None = option(None, "your parallel text (default: a built-in corpus)", metavar="DIR")
     source_lang: str | None = option(None, "language of the source (default: from file names)", metavar="SRC")
     target_lang: str | None = option(None, "language of the target (default: from file names)", metavar="TGT")
-    out: Path = option(Path("quickstart_out"), "default: %(default)s")
+    out: OutFolder = option(Path("quickstart_out"), "default: %(default)s")
     max_update: int = option(MAX_UPDATE, "updates of training (default: %(default)s)", metavar="N")
     minutes: float | None = option(None, "stop each training after so many minutes", metavar="M")
     seed: int = option(SEED, "default: %(default)s")

@@ -1,9 +1,8 @@
 """`relpos translate|sample|fill|answer|classify|score`: trained models on raw text, and scores of what they wrote."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from relpos_fairseq.cli.command import argument, command, flag, option
+from relpos_fairseq.cli.command import InFile, InFolder, InPath, InText, OutFile, argument, command, flag, option
 
 # Help of options that these commands share.
 OUT = "write here, whole or not at all (standard output)"
@@ -27,10 +26,10 @@ class Translate:
     --source-lang and --target-lang choose a pair of a checkpoint that translates between several.
     """
 
-    model: Path = argument("or the folder of an export", metavar="CHECKPOINT")
-    file: Path | None = argument("a sentence a line (standard input)", nargs="?", metavar="FILE", default=None)
-    out: Path | None = option(None, OUT)
-    data: Path | None = option(None, DATA)
+    model: InPath = argument("or the folder of an export", metavar="CHECKPOINT")
+    file: InFile | None = argument("a sentence a line (standard input)", nargs="?", metavar="FILE", default=None)
+    out: OutFile | None = option(None, OUT)
+    data: InFolder | None = option(None, DATA)
     beam: int = option(5, "default: %(default)s")
     nbest: int = option(1, "translations of each line", metavar="N")
     lenpen: float = option(1.0, "above 1 favours longer ones (%(default)s)")
@@ -70,10 +69,10 @@ class Sample:
     "symbols"}. The same seed gives the same text.
     """
 
-    checkpoint: Path = argument(metavar="CHECKPOINT")
+    checkpoint: InFile = argument(metavar="CHECKPOINT")
     prompt: str = option("", "text to continue (default: none)", exclusive=1)
-    prompt_file: Path | None = option(None, "its file; - standard input", metavar="FILE", exclusive=1)
-    data: Path | None = option(None, DATA)
+    prompt_file: InFile | None = option(None, "its file; - standard input", metavar="FILE", exclusive=1)
+    data: InFolder | None = option(None, DATA)
     tokens: int = option(200, "symbols to draw (%(default)s)", metavar="N")
     lines: int | None = option(None, "stop after so many ends of lines", metavar="N")
     samples: int = option(1, "texts to draw (%(default)s)", metavar="N")
@@ -105,10 +104,10 @@ class Fill:
     several <mask> is filled one after the other, and the JSON objects name the "mask" too.
     """
 
-    checkpoint: Path = argument(metavar="CHECKPOINT")
-    file: Path | None = argument("a text a line (standard input)", nargs="?", metavar="FILE", default=None)
-    out: Path | None = option(None, OUT)
-    data: Path | None = option(None, DATA)
+    checkpoint: InFile = argument(metavar="CHECKPOINT")
+    file: InFile | None = argument("a text a line (standard input)", nargs="?", metavar="FILE", default=None)
+    out: OutFile | None = option(None, OUT)
+    data: InFolder | None = option(None, DATA)
     top_k: int = option(5, "pieces a line (%(default)s)", metavar="K")
     jsonl: bool = flag("print a JSON object a line")
     cpu: bool = flag("no GPU")
@@ -132,12 +131,12 @@ class Answer:
     answer means that there is none.
     """
 
-    checkpoint: Path = argument(metavar="CHECKPOINT")
-    context: str = argument("a file, - or the text itself", metavar="CONTEXT")
+    checkpoint: InFile = argument(metavar="CHECKPOINT")
+    context: InText = argument("a file, - or the text itself", metavar="CONTEXT")
     questions: list[str] = argument(nargs="*", metavar="QUESTION")
-    file: Path | None = option(None, "questions, one a line")
-    out: Path | None = option(None, OUT)
-    data: Path | None = option(None, DATA)
+    file: InFile | None = option(None, "questions, one a line")
+    out: OutFile | None = option(None, OUT)
+    data: InFolder | None = option(None, DATA)
     nbest: int = option(1, "answers to each question", metavar="N")
     no_answer: bool = flag("'no answer' may win, as in SQuAD v2.0")
     jsonl: bool = flag("print a JSON object a question")
@@ -165,10 +164,10 @@ class Classify:
     {"line", "source", "score"}. An empty line has an empty answer.
     """
 
-    checkpoint: Path = argument(metavar="CHECKPOINT")
-    file: Path | None = argument("an example a line (standard input)", nargs="?", metavar="FILE", default=None)
-    out: Path | None = option(None, OUT)
-    data: Path | None = option(None, DATA)
+    checkpoint: InFile = argument(metavar="CHECKPOINT")
+    file: InFile | None = argument("an example a line (standard input)", nargs="?", metavar="FILE", default=None)
+    out: OutFile | None = option(None, OUT)
+    data: InFolder | None = option(None, DATA)
     on_long_line: str = option("fail", "default: %(default)s", choices=("fail", "cut"))
     jsonl: bool = flag("print a JSON object a line")
     cpu: bool = flag("no GPU")
@@ -195,11 +194,11 @@ class Score:
     systems by a paired bootstrap. The papers report uncased BLEU on newstest2015.
     """
 
-    system: Path = argument("fairseq-generate's output, or one translation a line")
-    baseline: Path | None = option(None, "a second system, to compare with")
-    prepared: Path | None = option(None, "the folder of `relpos prepare wmt`", metavar="DIR")
+    system: InFile = argument("fairseq-generate's output, or one translation a line")
+    baseline: InFile | None = option(None, "a second system, to compare with")
+    prepared: InFolder | None = option(None, "the folder of `relpos prepare wmt`", metavar="DIR")
     set: str = option("test", "its test set: test, test1, valid, or the set's own name (default: test)")
-    reference: list[Path] | None = option(None, "plain references, where there is no --prepared", metavar="FILE")
+    reference: list[InFile] | None = option(None, "plain references, where there is no --prepared", metavar="FILE")
     language: str | None = option(None, "the target's language, where there is no --prepared")
     tokenizer: str | None = option(None, "what the system's words were cut by", choices=("moses", "none"))
     units: str | None = option(None, choices=("auto", "subword-nmt", "sentencepiece", "none"))
@@ -207,7 +206,7 @@ class Score:
     ter: bool = flag("TER as well")
     samples: int = option(1000, "resamples of the bootstrap (default: 1000)")
     seed: int = option(12345, "of the bootstrap (default: sacrebleu's, 12345)")
-    json: Path | None = option(None, "write the numbers here as well")
+    json: OutFile | None = option(None, "write the numbers here as well")
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.evaluation.translation import evaluate, read_prepared, read_reference

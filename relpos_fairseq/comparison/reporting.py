@@ -59,7 +59,7 @@ def write_report(comparison: Comparison) -> int:
     summary = summarise(comparison.spec, results, len(found))
     texts = {"md": markdown(summary), "csv": csv_text(summary), "html": html_page(summary)}
     for ending, text in texts.items():
-        write_text(comparison.results / f"report.{ending}", text)
+        write_text(comparison.results / f"report.{ending}", text, renews=True)
     print(texts["md"])
     print(f"written: {comparison.results}/report.md, .csv, .html")
     return 0

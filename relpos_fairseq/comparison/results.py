@@ -41,7 +41,7 @@ class ResultStore:
     def write(self, name: str, result: dict) -> None:
         """Write a run's result, with the time of this call in UTC, to the run's own JSON file."""
         finished = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        write_json(self.path(name), {**result, "finished": finished})
+        write_json(self.path(name), {**result, "finished": finished}, renews=True)
 
     def read(self, name: str) -> dict | None:
         """Return a run's result from its own file or from the archive, or None where neither has it."""
@@ -89,7 +89,7 @@ class ResultStore:
             files = {path: found for path in self.files() if (found := read_if_there(path)) and found.keys() >= KEYS}
             merged = dict(self.archived())
             merged |= {f"{path.parent.name}/{path.stem}": result for path, result in files.items()}
-            with open_text_out(self.folder / ARCHIVE) as archive:
+            with open_text_out(self.folder / ARCHIVE, renews=True) as archive:
                 for name in sorted(merged):
                     archive.write(json.dumps({**merged[name], "run": name}, sort_keys=True, ensure_ascii=False) + "\n")
             for path in files:

@@ -150,7 +150,7 @@ class Run:
         start = time.monotonic()
         scored = packed_scores(self.task.score(name, workspace))
         scored["seconds"] = round(time.monotonic() - start, 1)
-        write_json(file, scored)
+        write_json(file, scored, renews=True)
         return scored
 
 

@@ -130,7 +130,7 @@ class Comparison:
             reason = str(error) if known else f"{type(error).__name__}: {error}"
             print(f"error: {reason}", flush=True)
             try:
-                write_text(failure, f"{reason}\n")
+                write_text(failure, f"{reason}\n", renews=True)
             finally:
                 raise SystemExit(1) from None
 

@@ -226,7 +226,7 @@ def download_from_mirrors(
         if not source.md5:
             hashes.note(target, digest)
             if expected is None:
-                write_text(pin_path(source, folder), f"{digest}  {source.filename}\n")
+                write_text(pin_path(source, folder), f"{digest}  {source.filename}\n", renews=True)
         return []
     if pinned and any("sha256" in reason for reason in reasons):
         pin = pin_path(source, folder)
@@ -424,7 +424,7 @@ class Transfer:
         etag = headers.get("ETag", "")
         strong = None if etag.startswith("W/") else etag or None  # If-Range needs a strong one
         state = {"url": self.url, "etag": strong, "modified": headers.get("Last-Modified")}
-        write_json(self.state, {**state, "file": self.identity()})
+        write_json(self.state, {**state, "file": self.identity()}, renews=True)
         return start, total
 
     def write(self, response: "requests.Response", start: int, total: int | None) -> None:

@@ -14,22 +14,15 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from relpos_fairseq.io import ledger
 from relpos_fairseq.io.errors import UserError
 
 TEMPORARY = ".partial-"  # in front, so that the suffix still tells the file's kind
-# What commands write into folders that they replace as a whole: data-bin, tokenizers, text/, answers.
-WRITTEN = (
-    f"{TEMPORARY}*",
-    *("*.bin", "*.idx", "*.npy", "dict*.txt", "preprocess.log", "task.json", "manifest.json", "word_starts.txt"),
-    *("bpe.codes", "sentencepiece*.model", "sentencepiece*.vocab", "sentencepiece.bpe.model", "spiece.model"),
-    *("vocab.txt", "vocab.json", "vocab.bpe", "merges.txt", "encoder.json", "tokenizer.json", "tokenizer_config.json"),
-    *("dev-*.tsv", "test-*.tsv", "predictions*.json", "nbest*.json", "null_odds*.json", "results.json"),
-)
+STAMPS = ".stages"  # a folder's own notes, all of which are ours
 # A temporary name: the machine, the process, when the process began, a number within it; then the name it is for.
 _OWNED = re.compile(re.escape(TEMPORARY) + r"(?P<host>[0-9a-f]{8})\.(?P<process>\d+)\.(?P<start>\d+)\.\d+-")
 _EARLIER = re.compile(re.escape(TEMPORARY) + r"(?:(?P<process>\d+)-)?")  # as versions before 0.2 named them
@@ -39,17 +32,25 @@ TICK = 20_000_000  # ns; file systems' clocks advance every 10 ms or oftener
 
 
 @contextmanager
-def atomic_path(path: str | Path) -> Iterator[Path]:
+def atomic_path(path: str | Path, renews: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside `path`; if the `with` block succeeds, rename that file to `path`.
 
     After a failure the temporary file is removed and `path` is as it was. What killed processes left beside it goes;
-    of two processes that write the same path, the one that ends later wins.
+    of two processes that write the same path, the one that ends later wins. Of a link its target is written, and of a
+    device or pipe the path itself is yielded.
+
+    Args:
+        path: the file.
+        renews: whether the caller has read what is there and writes it with a change, so that nothing is lost.
 
     Raises:
-        UserError: `path` is a folder.
+        UserError: `path` is a folder, or a file that another has written, or changed since: see `replace`.
         OSError: With `filename` set where the disk is full, so that the error can say which.
     """
-    path = Path(path)
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        yield Path(path)
+        return
+    path = Path(os.path.realpath(path))
     if path.is_dir():
         raise UserError(f"{path} is a folder, and a file would take its place: name another")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         with named_on_disk_full(path):
             yield temporary
             sync(temporary)
-            replace(temporary, path)
+            replace(temporary, path, renews)
     except BaseException:
         remove(temporary)
         raise
@@ -91,9 +92,9 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     into a folder that nobody reads. What killed processes left beside it goes.
 
     Raises:
-        UserError: `path` is a folder that holds a file that no command writes, and stays as it was.
+        UserError: `path` is a folder that holds a file of others, and stays as it was: see `replace`.
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)
     temporary = temporary_path(path)
@@ -160,21 +161,26 @@ def _start_of(process: int) -> str | None:
     return "0"
 
 
-def replace(temporary: Path, path: Path) -> None:
-    """Rename over whatever is at `path`; a folder there is moved aside first, and moved back if that fails.
+def replace(temporary: Path, path: Path, renews: bool = False) -> None:
+    """Rename over what is at `path` and record it; a folder there is moved aside first, and back if that fails.
+
+    What is there must be this command's own by the records of `ledger`, or equal to what takes its place.
+
+    Args:
+        temporary: a file or folder.
+        path: its name, with all links followed.
+        renews: see `atomic_path`.
 
     Raises:
-        UserError: the folder there is a user's, or holds a file of a user's; nothing has changed.
+        UserError: it is not, or a file would replace a folder; nothing has changed.
     """
-    if path.is_dir() and not path.is_symlink():
-        if not temporary.is_dir():
-            raise UserError(f"{path} is a folder, and a file would take its place: name another")
-        foreign = foreign_files(path, {file.relative_to(temporary) for file in files_below(temporary)})
-        if foreign:
-            raise UserError(
-                f"{path} would be replaced, and {foreign[0]} in it was not written by this command: move it, or "
-                f"name another folder; nothing was changed"
-            )
+    if path.is_dir() and not temporary.is_dir():
+        raise UserError(f"{path} is a folder, and a file would take its place: name another")
+    if not any(part.startswith(TEMPORARY) or part == STAMPS for part in path.parts):  # a folder is recorded as a whole
+        new = described(temporary)
+        if not renews:
+            check_replaceable(path, new)
+        ledger.note(path, new)
     old = temporary_path(path)
     while True:
         try:
@@ -191,6 +197,65 @@ def replace(temporary: Path, path: Path) -> None:
     _remove_quietly(old)
 
 
+def described(path: Path) -> ledger.Description:
+    """Return size and SHA-256 of a file, under "", or of each file and link below a folder, by its name there."""
+    if not path.is_dir():
+        return {ledger.SELF: _state_of(path)}
+    return {file.relative_to(path).as_posix(): _state_of(file) for file in found_below(path)}
+
+
+def _state_of(file: Path) -> tuple[int, str]:
+    """Return size and SHA-256 of a file; of a link in a folder, those of its words."""
+    if file.is_symlink():
+        words = os.fsencode(os.readlink(file))
+        return len(words), hashlib.sha256(b"link " + words).hexdigest()
+    return file.stat().st_size, sha256_of(file)
+
+
+def check_replaceable(path: Path, new: ledger.Description | None = None) -> None:
+    """Check that a file or folder may be replaced: this command wrote what is there, or it is equal to the new.
+
+    Args:
+        path: what would be replaced; there may be nothing.
+        new: what would take its place, as `described` returns it, if that is known.
+
+    Raises:
+        UserError: names the first file that is neither, and who wrote it.
+    """
+    path = Path(os.path.realpath(path))
+    for file in found_below(path) if path.is_dir() else [path]:
+        name = file.relative_to(path).as_posix() if file != path else ledger.SELF
+        reason = why_foreign(file, (new or {}).get(name))
+        if reason and file == path:
+            raise UserError(f"{path} is there already and {reason}: move it, or name another; nothing was changed")
+        if reason:
+            raise UserError(
+                f"{path} would be replaced, and {name} in it {reason}: move it, or name another folder; nothing was "
+                f"changed"
+            )
+
+
+def why_foreign(file: Path, new: tuple[int, str] | None = None) -> str | None:
+    """Return in words why a file may not be replaced or removed; None if this command wrote it or it equals `new`."""
+    if STAMPS in file.parts or file.name.startswith(TEMPORARY) or not (file.is_file() or file.is_symlink()):
+        return None
+    here = _state_of(file)
+    if new == here or ledger.is_ours(file, here):
+        return None
+    others = sorted(ledger.writers_of(file, here))
+    return f"was written by {others[0]}" if others else "was not written by this command, or was changed since"
+
+
+def found_below(folder: Path) -> list[Path]:
+    """Return the files and links below a folder, which another process may replace meanwhile."""
+    while True:
+        try:
+            return sorted(file for file in folder.rglob("*") if not file.is_dir() or file.is_symlink())
+        except FileNotFoundError:
+            if not folder.is_dir():
+                return []
+
+
 def check_outputs(outputs: Mapping[str, Path], inputs: Mapping[str, Path]) -> None:
     """Check, before anything is written, that no output is an input, by whatever name or link.
 
@@ -199,32 +264,13 @@ def check_outputs(outputs: Mapping[str, Path], inputs: Mapping[str, Path]) -> No
         inputs: files and folders that are read, by what the user calls them.
 
     Raises:
-        UserError: With both names. An output folder may hold inputs: stages check each file that they write.
+        UserError: With both names. An output folder may hold inputs: each file is checked where it is written.
     """
     for what, output in outputs.items():
         for name, path in inputs.items():
             same = output.resolve() == path.resolve() or (output.exists() and path.exists() and output.samefile(path))
             if same and not path.is_dir():
                 raise UserError(f"{what} {output} is also an input ({name}) and would be overwritten: name another")
-
-
-def foreign_files(folder: Path, ours: Iterable[Path] = ()) -> list[Path]:
-    """Return the files in a folder that no command of this package or of fairseq's writes into a folder of its own.
-
-    Args:
-        folder: where to look, at any depth.
-        ours: names, relative to the folder, of files that are known to be written there.
-    """
-    while True:
-        try:
-            found = sorted(folder.rglob("*"))
-            break
-        except FileNotFoundError:  # another process replaces the folder
-            if not folder.is_dir():
-                return []
-    names = [file.relative_to(folder) for file in found if not file.is_dir() or file.is_symlink()]
-    known = set(ours)
-    return [name for name in names if name not in known and not any(fnmatchcase(name.name, one) for one in WRITTEN)]
 
 
 def remove(path: Path) -> None:
@@ -280,13 +326,13 @@ def open_lock(path: Path) -> BinaryIO:
 
 
 @contextmanager
-def open_text_out(path: str | Path) -> Iterator[TextIO]:
-    """Open a UTF-8 text file for writing, whole or not at all; `.gz` is compressed.
+def open_text_out(path: str | Path, renews: bool = False) -> Iterator[TextIO]:
+    """Open a UTF-8 text file for writing as `atomic_path` does, whole or not at all; `.gz` is compressed.
 
     The compressed bytes depend on the text alone: no clock time, no name in the header.
     """
     path = Path(path)
-    with atomic_path(path) as temporary, temporary.open("wb") as raw:
+    with atomic_path(path, renews) as temporary, temporary.open("wb") as raw:
         zipped = path.suffix == ".gz"
         packed: Any = gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) if zipped else raw
         with packed, io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as file:
@@ -315,15 +361,15 @@ def copy_file(source: Path, *targets: Path) -> None:
                 shutil.copyfile(source, temporary)
 
 
-def write_text(path: str | Path, text: str) -> None:
-    """Write a UTF-8 text file, whole or not at all."""
-    with open_text_out(path) as file:
+def write_text(path: str | Path, text: str, renews: bool = False) -> None:
+    """Write a UTF-8 text file as `atomic_path` does, whole or not at all."""
+    with open_text_out(path, renews) as file:
         file.write(text)
 
 
-def write_json(path: str | Path, value: object) -> None:
-    """Write a value as indented JSON with sorted keys, whole or not at all."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+def write_json(path: str | Path, value: object, renews: bool = False) -> None:
+    """Write a value as indented JSON with sorted keys as `atomic_path` does, whole or not at all."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", renews)
 
 
 def read_json(path: str | Path) -> Any:

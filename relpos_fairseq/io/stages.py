@@ -17,10 +17,13 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
+from relpos_fairseq.io import ledger
 from relpos_fairseq.io.errors import BusyError, UserError
 from relpos_fairseq.io.files import (
+    STAMPS,
     Hashes,
     check_outputs,
+    check_replaceable,
     file_lock,
     files_below,
     hash_file,
@@ -32,7 +35,6 @@ from relpos_fairseq.io.files import (
     write_json,
 )
 
-STAMPS = ".stages"
 # Options of speed and place, which change no result: the values of places are left out, the others altogether.
 NEUTRAL_OPTIONS = ("--workers",)
 NEUTRAL_FLAGS = ("--force", "--no-progress")
@@ -260,7 +262,7 @@ def run_stages(
     for home, group in groupby(enumerate(stages, start=1), lambda item: item[1].home or folder):
         with locked(home, wait):
             if prune:
-                remove_others(stages, home)
+                remove_others(stages, home, hashes)
             for number, stage in group:
                 position = f"[{number}/{len(stages)}]"
                 counts[stage.name] = run_stage(stage, home, position, force, hashes)
@@ -296,7 +298,7 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Ha
         return old["counts"]
     print(f"{position} {stage.name} ...", flush=True)
     start = time.monotonic()
-    check_no_foreign_files(old, folder)
+    claim(stage, old, folder, hashes)
     remove(stamp)
     if not stage.keeps:
         remove_outputs(old, folder, {label(path, folder) for path in stage.outputs})
@@ -328,35 +330,51 @@ def is_same(path: Path, described: dict, hashes: Hashes) -> bool:
     return path.is_file() and size_of(path) == described["bytes"] and hashes.of(path) == described["sha256"]
 
 
-def check_no_foreign_files(stamp: dict | None, folder: Path) -> None:
-    """Raise an error, before an output folder is written anew, if it holds files that the stage did not write."""
+def claim(stage: Stage, old: dict | None, folder: Path, hashes: Hashes) -> None:
+    """Check that a stage may write its outputs: nothing is there, or this command's own by stamp, manifest or ledger.
+
+    What a stamp or manifest lists with its hash is recorded as this command's, so that a folder of another machine or
+    an earlier version is gone on with.
+    """
+    adopt(old, folder, hashes)
+    for path in map(Path, stage.outputs):
+        if not stage.keeps and path.exists():
+            if path.is_file() and (found := listed(path)) and is_same(path, found[1], hashes):
+                ledger.note(Path(os.path.realpath(path)), {ledger.SELF: (found[1]["bytes"], found[1]["sha256"])})
+            check_replaceable(path)
+
+
+def adopt(stamp: dict | None, folder: Path, hashes: Hashes) -> None:
+    """Record as this command's own the outputs that a stamp lists with their hash."""
     for name, described in (stamp or {}).get("outputs", {}).items():
-        path = folder / name
-        if "files" in described and path.is_dir():
-            found = {file.relative_to(path).as_posix() for file in files_below(path)}
-            if foreign := sorted(found - set(described["files"])):
-                raise UserError(
-                    f"{path} has to be made anew, which would remove files that were put there "
-                    f"since: move {', '.join(foreign)} elsewhere and run the same command again"
-                )
+        files = described.get("files", {ledger.SELF: described})
+        same = {inner: one for inner, one in files.items() if is_same(folder / name / inner, one, hashes)}
+        if same:
+            place = Path(os.path.realpath(folder / name))
+            ledger.note(place, {inner: (one["bytes"], one["sha256"]) for inner, one in same.items()})
 
 
-def remove_others(stages: Sequence[Stage], folder: Path) -> None:
+def remove_others(stages: Sequence[Stage], folder: Path, hashes: Hashes) -> None:
     """Remove the stamps, and inside the folder the outputs, of stages that are not listed."""
     kept = {label(path, folder) for stage in stages for path in stage.outputs}
     names = {stage.name for stage in stages}
     for stamp in (folder / STAMPS).glob("*.json"):
         if stamp.stem not in names:
             old = read_stamp(stamp)
-            check_no_foreign_files(old, folder)
+            adopt(old, folder, hashes)
             remove_outputs(old, folder, kept)
             remove(stamp)
 
 
 def remove_outputs(stamp: dict | None, folder: Path, kept: set[str]) -> None:
-    """Remove a stamp's outputs that are inside the folder and not kept."""
+    """Remove a stamp's outputs that are inside the folder and not kept, where they are as this command wrote them.
+
+    Raises:
+        UserError: names a file that others wrote, or changed since.
+    """
     for name in (stamp or {}).get("outputs", {}):
         if name not in kept and not Path(name).is_absolute():
+            check_replaceable(folder / name)
             remove(folder / name)
 
 

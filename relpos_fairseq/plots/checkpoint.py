@@ -200,8 +200,6 @@ def draw_checkpoint(given: Any) -> None:
     Raises:
         UserError: what cannot be drawn, and what to do.
     """
-    if given.out.exists() and not given.out.is_dir():
-        raise UserError(f"--out {given.out} is a file: give a folder")
     if given.sentence is not None and not (given.data and given.sentence.split()):
         raise UserError(f"--sentence {given.sentence!r}: give words, and --data for the checkpoint's dictionary")
     if given.checkpoint is None:

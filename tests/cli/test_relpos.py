@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from helpers import ROOT
 from helpers.commands import relpos
-from relpos_fairseq.cli.command import OUTPUTS, READ_AND_WRITTEN, check_paths, parser_of
+from relpos_fairseq.cli.command import check_paths, parser_of, roles_of
 from relpos_fairseq.cli.convert import POSITIONS
 from relpos_fairseq.cli.main import COMMANDS, load
 from relpos_fairseq.io.errors import UserError
@@ -158,14 +159,38 @@ def options(name: str) -> dict[str, argparse.Action]:
 
 
 def pairs_of_paths() -> list[tuple[str, str, str]]:
-    """Every command's outputs with its every input, by the types and names of its declared fields."""
+    """Every command's outputs with its every input, as its fields declare them."""
     found = []
     for name in COMMANDS:
-        paths = [one.name for one in fields(load(name)) if "Path" in str(one.type) or one.name == "context"]
-        paths = [one for one in paths if one not in READ_AND_WRITTEN]
-        reads = [one for one in paths if one not in OUTPUTS]
-        found += [(name, out, read) for out in paths if out in OUTPUTS for read in reads]
+        roles = {one.lstrip("-").replace("-", "_"): role for one, role in roles_of(load(name)).items()}
+        reads = [one for one, role in roles.items() if role.reads and not role.writes]
+        found += [(name, out, read) for out, role in roles.items() if role.writes and not role.reads for read in reads]
     return found
+
+
+def test_every_path_says_what_is_done_with_it() -> None:
+    """A field that is a path, or a list of them, has a role."""
+    bare_path = re.compile(r"(?<!Annotated\[)pathlib\.(_local\.)?Path\b")
+    for name in COMMANDS:
+        bare = [one.name for one in fields(load(name)) if bare_path.search(str(one.type))]
+        assert not bare, (name, bare)
+
+
+def row_of(name: str) -> str:
+    """A command's row in the page: what it reads, what it writes, and what it goes on with."""
+    roles = roles_of(load(name)).items()
+    kinds = ((True, False), (False, True), (True, True))
+    cells = [[one for one, role in roles if (role.reads, role.writes) == kind] for kind in kinds]
+    return (
+        " | ".join([f"| `{name}`", *(" ".join(f"`{one}`" for one in cell) for cell in cells)]).replace("  ", " ") + " |"
+    )
+
+
+def test_the_page_has_what_every_command_reads_and_writes() -> None:
+    rows = [
+        line for line in (ROOT / "relpos_fairseq" / "cli" / "README.md").read_text().splitlines() if line[:3] == "| `"
+    ]
+    assert rows == [row_of(name) for name in COMMANDS if roles_of(load(name))]
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -141,11 +141,13 @@ def test_a_lock_follows_no_link_and_cuts_nothing_off(tmp_path):
 
 
 def test_a_folder_with_a_users_file_is_not_replaced(tmp_path):
-    """What commands write is replaced, whatever its options were; a file of anybody else's is not lost."""
+    """What a command wrote it replaces, whatever it was; a file of anybody else's, of any name, is not lost."""
     folder = tmp_path / "d"
-    (folder / "input0").mkdir(parents=True)
-    for name in ("train.bin", "dict.de.txt", "preprocess.log", "input0/dict.txt", "own"):
-        (folder / name).write_text("old")
+    with files.atomic_folder(folder) as temporary:
+        (temporary / "input0").mkdir()
+        for name in ("train.bin", "anything", "input0/dict.txt"):
+            (temporary / name).write_text("old")
+        (temporary / "link").symlink_to("anything")
     with files.atomic_folder(folder) as temporary:
         (temporary / "own").write_text("new")
     assert preparing.contents(tmp_path) == {"d/own": b"new"}

@@ -205,7 +205,10 @@ def test_a_second_run_does_nothing_and_a_change_only_what_follows(text, tmp_path
         if f"{s} ... unchanged" not in said
     ]
     assert changed == ["learn", "apply", "binarise"]
-    (out / "text" / "train.en").write_text("spoilt\n")
+    (out / "text" / "train.en").write_text("corrected by hand\n")
+    assert prepare(text, out) == 2
+    assert "train.en is there already and was not written by this command, or was changed" in capsys.readouterr().err
+    (out / "text" / "train.en").unlink()
     assert prepare(text, out) == 0
     assert made(out) == before
 

@@ -78,7 +78,7 @@ class Pairs(Task):
         speed = max((float(match[1]) for match in found if match), default=0.0)
         references = list(read_lines(workspace.data / "raw" / f"{name}.{self.pair(workspace)[1]}"))
         system = self.plain(read_system(workspace.folder / log, len(references)), workspace)
-        write_text(workspace.folder / f"{name}.txt", "".join(f"{line}\n" for line in system))
+        write_text(workspace.folder / f"{name}.txt", "".join(f"{line}\n" for line in system), renews=True)
         lengths = np.array([len(line.split()) for line in references])
         return Scored(lengths, self.statistics(system, references), {"tokens_per_second": speed})
 

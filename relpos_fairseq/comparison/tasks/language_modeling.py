@@ -86,7 +86,7 @@ class Characters(Task):
         """Score the last predictions of the test with windows of one length."""
         place = workspace.folder / f"{name}.json"
         context = self.context * int(name.removesuffix("x"))
-        workspace.in_child(name, lambda: write_json(place, pack(self.nats(workspace, context))))
+        workspace.in_child(name, lambda: write_json(place, pack(self.nats(workspace, context)), renews=True))
         nats = unpack(read_json(place))
         starts = np.arange(0, len(nats), BLOCK)
         counts = np.diff([*starts, len(nats)])
@@ -165,7 +165,9 @@ class Prompts(Task):
     def score(self, name: str, workspace: Workspace) -> Scored:
         lines = list(read_lines(workspace.data / "raw" / f"{name}.txt"))
         outputs = workspace.folder / f"{name}.txt"
-        workspace.in_child(name, lambda: write_text(outputs, "\n".join([*first_choices(workspace, lines), ""])))
+        workspace.in_child(
+            name, lambda: write_text(outputs, "\n".join([*first_choices(workspace, lines), ""]), renews=True)
+        )
         wanted = [line.split(f" {MARK} ", 1) for line in lines]
         found = list(read_lines(outputs))
         right = [answer == line for (_, answer), line in zip(wanted, found, strict=True)]
