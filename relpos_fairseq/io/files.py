@@ -239,7 +239,10 @@ def why_foreign(file: Path, new: tuple[int, str] | None = None) -> str | None:
     """Return in words why a file may not be replaced or removed; None if this command wrote it or it equals `new`."""
     if STAMPS in file.parts or file.name.startswith(TEMPORARY) or not (file.is_file() or file.is_symlink()):
         return None
-    here = _state_of(file)
+    try:
+        here = _state_of(file)
+    except FileNotFoundError:  # another process has replaced its folder
+        return None
     if new == here or ledger.is_ours(file, here):
         return None
     others = sorted(ledger.writers_of(file, here))
