@@ -112,6 +112,8 @@ def _of_model(model: Mapping[Any, Any]) -> Iterator[str]:
         elif value.layout is not torch.strided or value.is_quantized or value.is_complex() or value.is_meta:
             kind = value.dtype if value.layout is torch.strided else value.layout
             yield f"{name} is a tensor of {'no data' if value.is_meta else kind}, and must be one of plain numbers"
+        elif name.endswith(("weight", "bias")) and not value.is_floating_point():  # which loading would round
+            yield f"{name} is a tensor of {value.dtype}, and must be one of floating-point numbers"
 
 
 def _of_options(state: Mapping[str, Any]) -> Iterator[str]:

@@ -36,6 +36,7 @@ GOOD = {
         ("model/w", torch.ones(2, dtype=torch.complex64), "w is a tensor of torch.complex64"),
         ("model/w", torch.ones(2).to_sparse(), "w is a tensor of torch.sparse_coo"),
         ("model/w", torch.ones(2, device="meta"), "w is a tensor of no data"),
+        ("model/m.weight", torch.ones(2).int(), "m.weight is a tensor of torch.int32"),
         ("model/3", torch.ones(2), "a tensor's name is 3"),
         ("cfg", "x", "cfg is 'x', and must be options by name"),
         ("cfg/model", [1], "cfg/model is a list"),

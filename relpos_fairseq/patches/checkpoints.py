@@ -93,18 +93,14 @@ def build_criterion(original, self, cfg, *args, **kwargs):
 
 def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Raise a ValueError for a state that the next update cannot go on from, of Adam and what is like it."""
+    usual = optimizer.defaults
     for group in optimizer.param_groups:
-        numbers = {n: one for n, one in optimizer.defaults.items() if n in group and not isinstance(one, bool)}
-        for name, usual in numbers.items():
-            value = group[name]
-            several = isinstance(usual, (tuple, list))
-            if several and not (isinstance(value, (tuple, list)) and len(value) == len(usual)):
-                raise ValueError(f"its optimizer has {name} {value!r}")
-            pairs = zip(value, usual, strict=True) if several else [(value, usual)]
-            if any(isinstance(b, Real) and not isinstance(a, (Real, torch.Tensor)) for a, b in pairs):
-                raise ValueError(f"its optimizer has {name} {value!r}")
+        wrong = next((name for name in usual if name in group and not _is_like(group[name], usual[name])), None)
+        if wrong is not None:
+            raise ValueError(f"its optimizer has {wrong} {group[wrong]!r}")
     states = {parameter: state for parameter, state in optimizer.state.items() if state}
     known = {name for state in states.values() for name in state}
+    known |= {"max_exp_avg_sq"} if any(group.get("amsgrad") for group in optimizer.param_groups) else set()
     is_adam = {"exp_avg", "exp_avg_sq"} <= known and "exp_avg_sq_row" not in known
     for parameter, state in states.items() if is_adam else ():
         for name in known:
@@ -112,6 +108,16 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
             right = isinstance(value, torch.Tensor if moment else (Real, torch.Tensor))
             if not right or (moment and value.shape != parameter.shape):
                 raise ValueError(f"its optimizer's {name} is not that of a parameter {tuple(parameter.shape)}")
+
+
+def _is_like(value, usual) -> bool:
+    """Tell whether an optimizer's setting has the type of its default."""
+    if isinstance(usual, bool):
+        return value is None or isinstance(value, bool)
+    if isinstance(usual, (tuple, list)):
+        right = isinstance(value, (tuple, list)) and len(value) == len(usual)
+        return right and all(map(_is_like, value, usual))
+    return not isinstance(usual, Real) or isinstance(value, (Real, torch.Tensor))
 
 
 def restore(original, cfg, trainer, **kwargs):
