@@ -210,7 +210,7 @@ def training_of(cfg) -> dict[str, str]:
     """Return how a config trains, as flags say it, by what the state of an optimizer and its schedule depends on."""
     names = ("optimizer", "criterion", SCHEDULER) if cfg else ()
     kinds = {name: _part(cfg, name).get("_name") for name in names}
-    told = {name: f"--{name.replace('_', '-')} {kind}" for name, kind in kinds.items() if kind}
+    told = {name: f"--{name.replace('_', '-')} {kind}" for name, kind in kinds.items() if isinstance(kind, str)}
     if told:
         common = _part(cfg, "common")
         kept = (f"--{kind.replace('_', '-')}" for kind in PRECISIONS if common.get(kind))

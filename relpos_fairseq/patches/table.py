@@ -20,7 +20,7 @@ from fairseq.file_io import PathManager
 from fairseq.modules.quantization.scalar import ops as scalar
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import masked_lm, multilingual_language_modeling
-from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.fairseq_task import FairseqTask, LegacyFairseqTask
 from fairseq.tasks.multilingual_language_modeling import MultilingualLanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
@@ -57,6 +57,7 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (Dictionary, "add_from_file", training.add_from_file),
     (masked_lm, "get_whole_word_mask", training.get_whole_word_mask),
     (FairseqTask, "build_criterion", checkpoints.build_criterion),
+    (LegacyFairseqTask, "build_criterion", checkpoints.build_criterion),
     (FairseqTask, "filter_indices_by_size", training.filter_indices_by_size),
     (TranslationTask, "begin_epoch", training.begin_epoch),
     (TranslationTask, "_inference_with_bleu", training.inference_with_bleu),

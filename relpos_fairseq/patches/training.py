@@ -98,7 +98,10 @@ def make_dataset(original, path, impl, fix_lua_indexing=False, dictionary=None):
         if dictionary is not None:
             check_ids(path, ids, len(dictionary))
     with reading(f"{path}.idx", "an index of binarised text", REMEDY):
-        return original(path, impl, fix_lua_indexing, dictionary)
+        dataset = original(path, impl, fix_lua_indexing, dictionary)
+        if dataset is None and impl == "huffman":
+            raise ValueError("it is that of a Huffman code, which is not beside it")
+        return dataset
 
 
 def add_from_file(original, self, f):
