@@ -40,7 +40,7 @@ from relpos_fairseq.patches.training import described, is_about_input
 
 pytestmark = pytest.mark.slow
 SIZE = os.environ.get("RELPOS_FAULTS", "")
-COUNT = 3000 if SIZE == "full" else 100 * int(SIZE or 0) or 20  # of each kind of file
+COUNT = 3000 if SIZE == "full" else 100 * int(SIZE or 0) or 10  # of each kind of file
 SECONDS, BYTES = 30, 3 << 30  # that a command may take
 JUNK = [None, True, -1, 0, 7, 1.5, math.nan, math.inf, 10**30, "", "x", "a\nb", b"x", [], ["x"], {}, {"x": 1}, ()]
 JUNK += ["${x}", "???", torch.zeros(2), argparse.Namespace(x=1), "None", [None]]
