@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Literal, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.options import INIT, RANDOMIZATION, SCALE, AttentionShape, Option, SchemeOptions
 from relpos_fairseq.positions import Positions, is_exported
 from relpos_fairseq.relations import Clipped, DistanceRelation, Relation
@@ -105,7 +106,7 @@ class Table:
 RESET_TABLE = Table(neutral=0.0, head_axis=1, meaning="the reset of the first token")
 
 
-class PositionMismatchError(ValueError):
+class PositionMismatchError(UserError):
     """A checkpoint was trained under another position scheme than the model has."""
 
 

@@ -22,6 +22,7 @@ PACKAGE = "relpos_fairseq"
 # From the foundation upwards: a room may import its own files and the rooms of lines above its own.
 ORDER = """
     version io
+    checkpoint_files
     heads
     positions
     relations
@@ -52,7 +53,7 @@ ORDER = """
 ONLY = {
     "": {"version", "plugin"},  # relpos_fairseq/__init__.py: plugin when fairseq is there
     "io": {"version"},
-    "text": {"io"},
+    "text": {"io", "checkpoint_files"},
     "attention": {"positions", "relations", "terms", "scheme"},
     "metrics": {"io", "text"},
     "preparation": {"io", "data", "text"},

@@ -6,19 +6,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 
+from relpos_fairseq.checkpoint_files import building, check_checkpoint, load
 from relpos_fairseq.conversion import layouts
 from relpos_fairseq.conversion.huggingface_ledger import kept_places
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.report import ConversionError, outputs_of
 from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, EncoderSource
-from relpos_fairseq.io.errors import unreadable
 from relpos_fairseq.models.building import build_fairseq_roberta, build_roberta
 from relpos_fairseq.models.configs import RelPosRobertaConfig
-from relpos_fairseq.patches.checkpoints import allow_checkpoint_types
 from relpos_fairseq.placement import decode_text
 from relpos_fairseq.saved_options import saved_options
 from relpos_fairseq.schemes import named_elsewhere
@@ -38,27 +36,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         ConversionError: it is absent, truncated, or another kind of file.
     """
-    checkpoint = read_file(path)
-    _model_of(checkpoint, path)
-    return checkpoint
-
-
-def _model_of(checkpoint: dict[str, Any], path: Path) -> State:
-    state = checkpoint.get("model")
-    if not isinstance(state, dict):
-        raise ConversionError(f"{path} is no fairseq checkpoint: it holds no model")
-    return state
-
-
-def check_finite(tensors: State, path: Path) -> None:
-    """Raise an error that names a tensor with numbers that are none.
-
-    Raises:
-        ConversionError: there is one.
-    """
-    broken = next((n for n, v in tensors.items() if v.is_floating_point() and not v.isfinite().all()), None)
-    if broken:
-        raise ConversionError(f"{path}: {broken} holds NaN or infinite values: copy it again")
+    return check_checkpoint(read_file(path), path, ConversionError)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -69,11 +47,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise ConversionError(f"{path} does not exist: give a checkpoint or a Hugging Face folder")
-    allow_checkpoint_types()
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many types for a broken file
-        raise ConversionError(unreadable(path, error)) from None
+    checkpoint = load(path, error=ConversionError)
     if not isinstance(checkpoint, dict):
         raise ConversionError(f"{path} is no fairseq checkpoint: it holds no model")
     return checkpoint
@@ -85,7 +59,12 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
     Raises:
         ConversionError: another model, or options that contradict its tensors.
     """
-    tensors = _model_of(checkpoint, path)
+    with building(path):
+        return _source_of(check_checkpoint(checkpoint, path, ConversionError), path)
+
+
+def _source_of(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
+    tensors = checkpoint["model"]
     state, options = _modern(tensors), Recorded(options_of(checkpoint, path))
     ours = layouts.VERSION in state
     if not ours and not any(key.startswith(f"{ENCODER}.layers.") for key in state):

@@ -344,8 +344,10 @@ class _Opener:
         line = self.answers.readline()
         if not line:
             return None
+        from relpos_fairseq.checkpoint_files import load
+
         found = json.loads(line)
-        return found if "error" in found else found | {"outputs": torch.load(Path(self.place.name, OUTPUTS))}
+        return found if "error" in found else found | {"outputs": load(Path(self.place.name, OUTPUTS))}
 
 
 _opener: list[_Opener] = []

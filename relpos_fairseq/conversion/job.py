@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from relpos_fairseq.checkpoint_files import check_finite
 from relpos_fairseq.conversion.algebra import convert, match_members
-from relpos_fairseq.conversion.checkpoints import check_finite
 from relpos_fairseq.conversion.huggingface_export import (
     check_written,
     export_order,

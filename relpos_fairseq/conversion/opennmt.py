@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relpos_fairseq.checkpoint_files import read_tensors
 from relpos_fairseq.conversion.external_model import Architecture, ExternalModel, import_weights
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
@@ -127,9 +128,7 @@ def _tensors(path: Path, checkpoint: dict[str, Any]) -> State:
     beside = path.with_suffix(".safetensors")
     if not beside.is_file():
         raise ConversionError(f"{path} holds no tensors, and {beside.name} is not beside it")
-    from safetensors.torch import load_file
-
-    return load_file(str(beside))
+    return read_tensors(beside, error=ConversionError)
 
 
 def _named(weights: State, path: Path) -> State:

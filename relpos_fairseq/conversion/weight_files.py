@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import pickle
 import warnings
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relpos_fairseq.checkpoint_files import read_tensors
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.io.errors import unreadable
 
@@ -80,14 +80,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    named = importlib.import_module("safetensors.torch") if path.suffix == ".safetensors" else None
-    try:
-        state = named.load_file(str(path)) if named else torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # both libraries raise many types for a broken file
-        raise ConversionError(unreadable(path, error, "file of weights")) from None
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ConversionError(f"{path} holds something else than named tensors")
-    return {name: _computable(value, name, path) for name, value in state.items()}
+    return {n: _computable(value, n, path) for n, value in read_tensors(path, error=ConversionError).items()}
 
 
 def _computable(value: Tensor, name: str, path: Path) -> Tensor:

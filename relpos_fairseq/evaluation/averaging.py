@@ -7,7 +7,8 @@ from pathlib import Path
 import fairseq  # noqa: F401  (the plugin says which classes a checkpoint may hold)
 import torch
 
-from relpos_fairseq.io.errors import UserError, unreadable
+from relpos_fairseq.checkpoint_files import check_finite, read_checkpoint
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_path, check_outputs
 from relpos_fairseq.placement import decode_text
 from relpos_fairseq.text import provenance
@@ -68,12 +69,7 @@ def load_state(path: Path, ema: bool = False) -> dict:
     """
     if not path.is_file():
         raise UserError(f"{path} is not a file")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # unpickling has no common class of errors
-        raise UserError(unreadable(path, error)) from None
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise UserError(f"{path} is no checkpoint of fairseq's: it has no model")
+    state = read_checkpoint(path)
     if ema:
         extra = state.get("extra_state") or {}
         kept = (extra.pop("ema", None) or {}) | (extra.pop("ema_fp32_params", None) or {})  # the latter are exact
@@ -91,13 +87,13 @@ def average(paths: Sequence[Path], ema: bool = False) -> dict:
     """
     first = load_state(paths[0], ema)
     model = first["model"]
-    check_finite(paths[0], model)
+    check_finite(model, paths[0])
     sums = {k: v.double() for k, v in model.items() if torch.is_floating_point(v)}
     for path in paths[1:]:
         state = load_state(path, ema)
         other = state["model"]
         check_same(paths[0], model, path, other)
-        check_finite(path, other)
+        check_finite(other, path)
         check_same_text(paths[0], first, path, state)
         for name in sums:
             sums[name] += other[name].double()
@@ -106,17 +102,6 @@ def average(paths: Sequence[Path], ema: bool = False) -> dict:
     }
     first["last_optimizer_state"] = None
     return first
-
-
-def check_finite(path: Path, model: dict) -> None:
-    """Check that a training has not diverged: one NaN makes the mean NaN.
-
-    Raises:
-        UserError: With the first parameter that is not finite.
-    """
-    for name, value in model.items():
-        if torch.is_floating_point(value) and not torch.isfinite(value).all():
-            raise UserError(f"{path} holds {name}, which is not finite (the training diverged): leave the file out")
 
 
 def check_same_text(first: Path, state: dict, path: Path, other: dict) -> None:

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from relpos_fairseq.conversion.checkpoints import check_finite, read_checkpoint
+from relpos_fairseq.checkpoint_files import check_finite
+from relpos_fairseq.conversion.checkpoints import read_checkpoint
 from relpos_fairseq.conversion.closing_check import NotOpenedError, check_generating
 from relpos_fairseq.conversion.exported import ROBERTA_PREFIX, TIED
 from relpos_fairseq.conversion.huggingface_export import check_written

@@ -45,7 +45,7 @@ def reading(path: str | Path, kind: str, remedy: str = REMEDY, error: type[UserE
     except (UserError, ModuleNotFoundError) as found:
         if isinstance(found, ModuleNotFoundError) or str(path) in str(found):
             raise
-        raise error(f"{path}: {found}") from found
+        raise (type(found) if error is UserError else error)(f"{path}: {found}") from found
     except OSError as found:
         if found.errno not in _SYSTEM:
             raise error(f"{path} is not {kind} ({_reason(found)}): {remedy}") from found

@@ -11,14 +11,13 @@ import itertools
 import os
 import re
 import sys
-import zipfile
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from fairseq.tasks import TASK_REGISTRY
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+from omegaconf import OmegaConf
 
-from relpos_fairseq.io.errors import unreadable
+from relpos_fairseq.checkpoint_files import building, load
 from relpos_fairseq.patches.processes import refuse_copies, refuse_task
 from relpos_fairseq.saved_options import WHERE, saved_options, tell_replaced
 from relpos_fairseq.schemes import named_elsewhere
@@ -103,16 +102,8 @@ def refuse_without_task(parser: argparse.ArgumentParser, given: Sequence[str] | 
     first = args.path.split(os.pathsep)[0]
     if not os.path.exists(first):
         raise ValueError(f"--path {first} does not exist")
-    try:
-        _read(first)
-    except Exception as error:
-        raise ValueError(unreadable(first, error)) from None
+    load(first, mapped=True)
     raise ValueError(f"--path {first} is no checkpoint of a model of ours, which names its task: give --task")
-
-
-def _read(path: str) -> Any:
-    """Return what a checkpoint holds, its tensors where they lie."""
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
 def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -140,7 +131,7 @@ def evaluated_task(parser: argparse.ArgumentParser, given: Sequence[str] | None)
     args = parser.parse_known_args(given)[0]
     overrides = overrides_of(args)
     try:
-        saved = saved_options(_read((args.path or "").split(os.pathsep)[0]))
+        saved = saved_options(load((args.path or "").split(os.pathsep)[0], mapped=True))
     except Exception:  # no checkpoint, or no dict
         return {}, {}
     if saved is None or not (saved.model_name or "").startswith("relpos_") or saved.task_name not in TASK_REGISTRY:
@@ -150,6 +141,9 @@ def evaluated_task(parser: argparse.ArgumentParser, given: Sequence[str] | None)
     names = {action.dest for action in of_task._actions if not re.fullmatch(WHERE, action.dest)}
     found = {name: value for name, value in saved.task.items() if name in names}
     found = {name: value for name, value in found.items() if not str(value).startswith(("${", "???"))}
+    if (kind := TASK_DATACLASS_REGISTRY.get(saved.task_name)) is not None:
+        with building(args.path):
+            OmegaConf.merge(OmegaConf.structured(kind), found)
     return found | {"task": saved.task_name}, {name: overrides[name] for name in found if name in overrides}
 
 

@@ -11,6 +11,8 @@ import os
 import re
 import shutil
 import typing
+from contextlib import nullcontext
+from numbers import Real
 
 import numpy as np
 import torch
@@ -21,9 +23,10 @@ from omegaconf import DictConfig, ListConfig, open_dict
 from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
 
-from relpos_fairseq.io.errors import unreadable
+from relpos_fairseq.checkpoint_files import building, check_checkpoint, check_finite, loading
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.reading import reading
 from relpos_fairseq.saved_options import saved_options, tell_replaced
-from relpos_fairseq.scheme import PositionMismatchError
 
 try:
     from numpy._core.multiarray import _reconstruct, scalar
@@ -39,6 +42,7 @@ OTHER_ROWS = re.compile(  # of embeddings of one width
     r"size mismatch for (\S*embed_tokens\.weight): copying a param with shape torch\.Size\(\[(\d+), (?P<width>\d+)\]\) "
     r"from checkpoint, the shape in current model is torch\.Size\(\[(\d+), (?P=width)\]\)"
 )
+_criterion: list = []  # that of the checkpoint that was loaded last, and its path
 # The config of the checkpoint that a trainer reads is put there; None outside of such calls.
 _trained: contextvars.ContextVar[list | None] = contextvars.ContextVar("_trained", default=None)
 SCHEDULER = "lr_scheduler"
@@ -57,15 +61,63 @@ def allow_checkpoint_types() -> None:
 
 def load_checkpoint_to_cpu(original, path, *args, **kwargs):
     """Name a broken or malicious checkpoint in one line, where torch advises to run its code."""
-    try:
-        state = original(path, *args, **kwargs)
-        if (read := _trained.get()) is not None:
-            read.append(state.get("cfg"))
-        return state
-    except (FileNotFoundError, ValueError, MemoryError):
-        raise
-    except Exception as error:
-        raise ValueError(unreadable(path, error)) from None
+    with loading(path):
+        state = check_checkpoint(original(path, *args, **kwargs), path)
+        saved = saved_options(state)
+        if saved is not None and (saved.model_name or "").startswith("relpos_"):
+            check_finite(state["model"], path)
+    if (read := _trained.get()) is not None:
+        read.append(state.get("cfg"))
+    return state
+
+
+def load_model_ensemble_and_task(
+    original, filenames, arg_overrides=None, task=None, strict=True, suffix="", num_shards=1, state=None
+):
+    """Name the checkpoint whose options make no model or task, or whose tensors are another model's."""
+    models, cfg = [], None
+    for path in filenames:
+        with building(path) if os.path.exists(path) else nullcontext():  # of shards, or absent
+            made, cfg, task = original([path], arg_overrides, task, strict, suffix, num_shards, state)
+        models += made
+        _criterion[:] = [(cfg.get("criterion"), path)]
+    return models, cfg, task
+
+
+def build_criterion(original, self, cfg, *args, **kwargs):
+    """Name the checkpoint whose criterion cannot be made, where fairseq-validate takes it from there."""
+    path = next((path for known, path in _criterion if known is cfg and cfg is not None), None)
+    with nullcontext() if path is None else building(path):
+        return original(self, cfg, *args, **kwargs)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Raise a ValueError for a state that the next update cannot go on from, of Adam and what is like it."""
+    usual = optimizer.defaults
+    for group in optimizer.param_groups:
+        wrong = next((name for name in usual if name in group and not _is_like(group[name], usual[name])), None)
+        if wrong is not None:
+            raise ValueError(f"its optimizer has {wrong} {group[wrong]!r}")
+    states = {parameter: state for parameter, state in optimizer.state.items() if state}
+    known = {name for state in states.values() for name in state}
+    known |= {"max_exp_avg_sq"} if any(group.get("amsgrad") for group in optimizer.param_groups) else set()
+    is_adam = {"exp_avg", "exp_avg_sq"} <= known and "exp_avg_sq_row" not in known
+    for parameter, state in states.items() if is_adam else ():
+        for name in known:
+            value, moment = state.get(name), "exp_avg" in name
+            right = isinstance(value, torch.Tensor if moment else (Real, torch.Tensor))
+            if not right or (moment and value.shape != parameter.shape):
+                raise ValueError(f"its optimizer's {name} is not that of a parameter {tuple(parameter.shape)}")
+
+
+def _is_like(value, usual) -> bool:
+    """Tell whether an optimizer's setting has the type of its default."""
+    if isinstance(usual, bool):
+        return value is None or isinstance(value, bool)
+    if isinstance(usual, (tuple, list)):
+        right = isinstance(value, (tuple, list)) and len(value) == len(usual)
+        return right and all(map(_is_like, value, usual))
+    return not isinstance(usual, Real) or isinstance(value, (Real, torch.Tensor))
 
 
 def restore(original, cfg, trainer, **kwargs):
@@ -100,29 +152,34 @@ def load_checkpoint(original, self, filename, reset_optimizer=False, reset_lr_sc
     if isinstance(refusal, KeyError) and SCHEDULER in others:
         raise _disagreement(filename, told, here, [SCHEDULER], "--reset-lr-scheduler") from None
     if refusal is not None:
-        raise _explained(refusal, filename, read[-1] if read else None, self) from None
+        with reading(filename, "a checkpoint of such a training", "give its flags, or another checkpoint"):
+            raise _explained(refusal, filename, read[-1] if read else None, self) from None
     if "optimizer" in others and not reset_optimizer:  # in bf16 fairseq takes its state, and fails at the first step
         raise _disagreement(filename, told, here, others, "--reset-optimizer")
+    inner = getattr(self.optimizer, "optimizer", None) if read and not reset_optimizer else None
+    if isinstance(inner, torch.optim.Optimizer):
+        with building(filename):
+            _check_optimizer(inner)
     return loaded
 
 
 def _explained(error: Exception, filename: str, cfg, trainer) -> Exception:
     """Return an error that says what fairseq's "ensure that the architectures match" hides, or the error itself."""
-    hidden = error.__context__
-    if isinstance(hidden, PositionMismatchError):
-        return PositionMismatchError(f"{filename}: {hidden}")
+    hidden = error.__context__ if "ensure that the architectures match" in str(error) else None
+    if isinstance(hidden, UserError):
+        return hidden
     if found := OTHER_ROWS.search(str(hidden)):
         name, theirs, _, ours = found.groups()
         return ValueError(
             f"{filename} has {theirs} rows in {name}, and the dictionary of the data {ours}: binarise the data "
             f"with the checkpoint's dictionary (fairseq-preprocess --srcdict --tgtdict, relpos prepare ... --dict)"
         )
-    if cfg and "ensure that the architectures match" in str(error):
+    if cfg and hidden is not None:
         theirs, ours = _sizes(cfg), _sizes(trainer.cfg)
         others = [name for name in theirs if name in ours and theirs[name] != ours[name]]
         if others:
             return _disagreement(filename, theirs, ours, others[:SHOWN], None)
-    return error
+    return hidden if isinstance(hidden, Exception) else error
 
 
 def _disagreement(filename: str, theirs: dict, ours: dict, names: list[str], reset: str | None) -> ValueError:
@@ -153,7 +210,7 @@ def training_of(cfg) -> dict[str, str]:
     """Return how a config trains, as flags say it, by what the state of an optimizer and its schedule depends on."""
     names = ("optimizer", "criterion", SCHEDULER) if cfg else ()
     kinds = {name: _part(cfg, name).get("_name") for name in names}
-    told = {name: f"--{name.replace('_', '-')} {kind}" for name, kind in kinds.items() if kind}
+    told = {name: f"--{name.replace('_', '-')} {kind}" for name, kind in kinds.items() if isinstance(kind, str)}
     if told:
         common = _part(cfg, "common")
         kept = (f"--{kind.replace('_', '-')}" for kind in PRECISIONS if common.get(kind))

@@ -15,12 +15,12 @@ import fairseq.distributed.utils as distributed
 import fairseq.models.distributed_fairseq_model as wrapper
 from fairseq import checkpoint_utils, options, utils
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
-from fairseq.data import data_utils
+from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.file_io import PathManager
 from fairseq.modules.quantization.scalar import ops as scalar
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import masked_lm, multilingual_language_modeling
-from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.fairseq_task import FairseqTask, LegacyFairseqTask
 from fairseq.tasks.multilingual_language_modeling import MultilingualLanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
@@ -53,13 +53,18 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (options, "parse_args_and_arch", arguments.parse_args_and_arch),
     (data_utils, "batch_by_size", training.batch_by_size),
     (data_utils, "load_indexed_dataset", training.load_indexed_dataset),
+    (indexed_dataset, "make_dataset", training.make_dataset),
+    (Dictionary, "add_from_file", training.add_from_file),
     (masked_lm, "get_whole_word_mask", training.get_whole_word_mask),
+    (FairseqTask, "build_criterion", checkpoints.build_criterion),
+    (LegacyFairseqTask, "build_criterion", checkpoints.build_criterion),
     (FairseqTask, "filter_indices_by_size", training.filter_indices_by_size),
     (TranslationTask, "begin_epoch", training.begin_epoch),
     (TranslationTask, "_inference_with_bleu", training.inference_with_bleu),
     (Trainer, "_build_optimizer", training.build_optimizer),
     (Trainer, "load_checkpoint", checkpoints.load_checkpoint),
     (checkpoint_utils, "load_checkpoint_to_cpu", checkpoints.load_checkpoint_to_cpu),
+    (checkpoint_utils, "load_model_ensemble_and_task", checkpoints.load_model_ensemble_and_task),
     (checkpoint_utils, "overwrite_args_by_name", checkpoints.overwrite_args_by_name),
     (checkpoint_utils, "load_checkpoint", checkpoints.restore),
     (checkpoint_utils, "save_checkpoint", checkpoints.save_checkpoint),

@@ -33,7 +33,9 @@ from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretra
 from torch.ao.quantization.observer import HistogramObserver
 
 from relpos_fairseq.io.command import describe_os_error
+from relpos_fairseq.io.indexed import REMEDY, check_ids, read_indexed
 from relpos_fairseq.io.packages import describe_missing
+from relpos_fairseq.io.reading import reading
 from relpos_fairseq.io.stages import check_unchanged
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
 from relpos_fairseq.text.assets import word_starts
@@ -85,6 +87,34 @@ def load_indexed_dataset(original, path, *args, **kwargs):
         for part in parts:
             check_unchanged(part)
     return original(path, *args, **kwargs)
+
+
+def make_dataset(original, path, impl, fix_lua_indexing=False, dictionary=None):
+    """Name a file of binarised text that is broken, or whose ids the dictionary has not."""
+    if not all(Path(f"{path}.{ending}").is_file() for ending in ("bin", "idx")):
+        return original(path, impl, fix_lua_indexing, dictionary)
+    if impl == "mmap":
+        ids = read_indexed(path).ids
+        if dictionary is not None:
+            check_ids(path, ids, len(dictionary))
+    with reading(f"{path}.idx", "an index of binarised text", REMEDY):
+        dataset = original(path, impl, fix_lua_indexing, dictionary)
+        if dataset is None and impl == "huffman":
+            raise ValueError("it is that of a Huffman code, which is not beside it")
+        return dataset
+
+
+def add_from_file(original, self, f):
+    """Name a dictionary that is broken, where fairseq names a line of it or a word."""
+    if not isinstance(f, str):
+        original(self, f)
+        return
+    with reading(f, "a dictionary of fairseq", "copy it again, or give the folder of another"):
+        special = len(self)
+        original(self, f)
+        wrong = next((one for one, n in zip(self.symbols, self.count, strict=True) if not 0 <= n < 2**63), None)
+        if wrong is not None or len(self) == special:
+            raise ValueError("it has no symbols" if wrong is None else f"the count of {wrong!r} is none")
 
 
 def filter_indices_by_size(original, self, indices, dataset, max_positions=None, *args, **more):
@@ -296,12 +326,12 @@ def print_errors_in_one_line() -> None:
 
 
 def described(error: BaseException) -> str | None:
-    """Describe an error that tells its cause by itself: a package or file that is missing, a flag that is asserted."""
+    """Describe an error that tells its cause by itself: a package or file that is missing, a flag that is named."""
     if isinstance(error, ModuleNotFoundError):
         return describe_missing(error)
     if isinstance(error, OSError):
         return describe_os_error(error) or (str(error) if "not found" in str(error) else None)
-    return str(error) if isinstance(error, AssertionError) and re.search(r"--[a-z]", str(error)) else None
+    return str(error) if isinstance(error, (AssertionError, ValueError)) and re.search(r"--[a-z]", str(error)) else None
 
 
 def is_about_input(trace: TracebackType | None) -> bool:

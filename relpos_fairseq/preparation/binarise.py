@@ -12,19 +12,17 @@ from typing import Any
 import numpy as np
 
 from relpos_fairseq.io.files import atomic_folder, atomic_path
+from relpos_fairseq.io.indexed import CODES, MAGIC, read_indexed
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.text.dictionary import EOS, NSPECIAL, UNK, choose_symbols, ids_of, write_dictionary
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
-MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 MOST_UNKNOWN = 0.001  # of all tokens, above which text and vocabulary do not belong together
 BLOCK = 1 << 22  # ids counted at a time
 LINES = 10_000  # of parallel text, encoded at a time
 FACTOR = 8  # fairseq-preprocess fills a dictionary up to a multiple of it
-# The codes of fairseq's indexed_dataset and the types that its best_fitting_int_dtype chooses.
-CODES = {np.dtype(np.int64): 5, np.dtype(np.uint16): 8, np.dtype(np.uint32): 9}
 
 
 def binarise_pairs(
@@ -155,10 +153,7 @@ def id_type(vocab_size: int) -> np.dtype:
 
 def count_unknown(prefix: str | Path, vocab_size: int) -> int:
     """Count the unknown ids of `prefix.bin`, as fairseq or `write_indexed` wrote it."""
-    path = Path(f"{prefix}.bin")
-    if not path.stat().st_size:
-        return 0
-    ids = np.memmap(path, id_type(vocab_size), "r")
+    ids = read_indexed(prefix).ids
     return sum(int((ids[at : at + BLOCK] == UNK).sum()) for at in range(0, len(ids), BLOCK))
 
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -32,10 +31,11 @@ from pathlib import Path
 import numpy as np
 
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.indexed import read_indexed
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
-from relpos_fairseq.preparation.binarise import CODES, MAGIC, count_unknown, write_blocks
+from relpos_fairseq.preparation.binarise import count_unknown, write_blocks
 from relpos_fairseq.preparation.settings import LEAST_TOKENS, PACKING, Reading
 from relpos_fairseq.text.assets import Vocabulary
 from relpos_fairseq.text.dictionary import EOS
@@ -45,7 +45,6 @@ CHUNK_CHARACTERS = 1 << 18  # of a chunk, which a worker is given
 # Chinese, Japanese, Hindi and Urdu need no space. No list of abbreviations: "Mr. Smith" is cut.
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？])[\"'”’」』）]*\s*|(?<=[।۔])\s*")
 OPENING = "\"'“‘([「『（"
-HEADER = np.dtype([("magic", "S9"), ("version", "<i8"), ("code", "u1"), ("items", "<i8")])
 
 
 # Reading
@@ -300,16 +299,9 @@ class Encoded:
     """
 
     def __init__(self, prefix: Path) -> None:
-        index = Path(f"{prefix}.idx")
-        header = np.fromfile(index, dtype=HEADER, count=1)
-        if not len(header) or header["magic"][0] != MAGIC.rstrip(b"\0"):
-            raise UserError(f"{index} is no index of encoded text: delete it")
-        kind = {code: kind for kind, code in CODES.items()}[int(header["code"][0])]
-        count = int(header["items"][0])
-        self.sizes = np.fromfile(index, np.int32, count, offset=HEADER.itemsize)
+        found = read_indexed(prefix)
+        self.sizes, self.ids = found.sizes, found.ids
         self.starts = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
-        data = f"{prefix}.bin"
-        self.ids = np.memmap(data, kind, "r") if os.path.getsize(data) else np.empty(0, kind)
         self.spans = document_spans(self.sizes)
 
     def document(self, number: int) -> list[np.ndarray]:

@@ -436,10 +436,10 @@ def find_assets(
 
 def _hashes_of(checkpoint: Path) -> dict[str, dict[str, str]]:
     """Return the hashes that a checkpoint keeps, without reading its tensors; none if it does not load."""
-    import torch
+    from relpos_fairseq.checkpoint_files import load
 
     try:
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # an older format, a folder, or no checkpoint: the error is raised where it is loaded
+        state = load(checkpoint, mapped=True)
+    except (UserError, OSError):  # an older format, a folder, or no checkpoint: the error is raised where it is loaded
         return {}
     return provenance.read(state) if isinstance(state, Mapping) else {}

@@ -18,7 +18,7 @@ from relpos_fairseq.comparison import scores
 from relpos_fairseq.comparison.protocols import BATCH_SIZE, METRIC_NAMES, PROTOCOLS, WARMUP, Protocol, updates_of
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, kind
 from relpos_fairseq.comparison.tasks.classification import logits_of
-from relpos_fairseq.io.errors import UserError, unreadable
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import read_json
 from relpos_fairseq.preparation.glue_tasks import TASKS
 
@@ -59,19 +59,14 @@ def read_once(path: Path) -> Pretrained:
 
 def read_pretrained(name: str, path: Path) -> Pretrained:
     """Read the configuration of a checkpoint of relpos_roberta, or of fairseq's roberta."""
-    import torch
-
     import relpos_fairseq  # noqa: F401  (lets torch load fairseq's checkpoints safely)
+    from relpos_fairseq.checkpoint_files import read_checkpoint
     from relpos_fairseq.models.configs import RelPosRobertaConfig
     from relpos_fairseq.saved_options import saved_options
 
     if not path.is_file():
         raise UserError(f"{name}: there is no checkpoint {path}")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch raises many kinds
-        raise UserError(f"{name}: {unreadable(path, error)}") from None
-    saved = saved_options(state) if isinstance(state, Mapping) else None
+    saved = saved_options(read_checkpoint(path, mapped=True))
     if saved is None:
         raise UserError(f"{name}: {path} is no fairseq checkpoint: it has no configuration")
     model, task = saved.model, saved.task

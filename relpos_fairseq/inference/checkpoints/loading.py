@@ -20,6 +20,7 @@ from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 
+from relpos_fairseq.checkpoint_files import building
 from relpos_fairseq.criterions.question_answering import predictions, span_logits
 from relpos_fairseq.data.squad import Question, QuestionFile
 from relpos_fairseq.inference.translator import Hypothesis, Search
@@ -64,11 +65,12 @@ def read_trusted(path: Path | str, overrides: Mapping[str, Any] | None = None) -
     Raises:
         UserError: its model or task is neither this package's nor one of MODELS and TASKS.
     """
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    check_trusted(state, path)
-    saved = saved_options(state)
-    tell_replaced(saved.model | saved.task, overrides or {})
-    overwrite_args_by_name(state["cfg"], overrides or {})
+    with building(path):
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+        check_trusted(state, path)
+        saved = saved_options(state)
+        tell_replaced(saved.model | saved.task, overrides or {})
+        overwrite_args_by_name(state["cfg"], overrides or {})
     return state
 
 

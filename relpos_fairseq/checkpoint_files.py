@@ -1,0 +1,208 @@
+"""Read files that torch.save and safetensors wrote, and say in one line which of them is broken, and where.
+
+    state = read_checkpoint(path)               # a checkpoint of fairseq's, whose parts have their types
+    tensors = read_tensors(path)                # weights of another library
+    with building(path): ...                    # whatever making its model raises names the checkpoint
+
+No code that a file names is run. Nothing else of this package loads tensors (tests/io/test_reading.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos_fairseq.io.errors import UserError, unreadable
+from relpos_fairseq.io.reading import reading
+
+PACKAGE = __name__.partition(".")[0]
+REMEDY = "copy it again, or give the data, options and version of its training"
+OF_SYSTEM = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+OPAQUE = "_extra_state"  # the end of a name under which a module may keep what it likes
+
+
+@contextmanager
+def loading(path: str | Path, kind: str = "checkpoint", error: type[UserError] = UserError) -> Iterator[None]:
+    """As `reading`, of a file of torch's, whose errors advise to run the file's code."""
+    with reading(path, f"a {kind}", error=error):
+        try:
+            yield
+        except (UserError, MemoryError, ModuleNotFoundError, *OF_SYSTEM):
+            raise
+        except Exception as found:  # unpickling has no common class of errors
+            raise error(unreadable(path, found, kind)) from None
+
+
+@contextmanager
+def building(path: str | Path) -> Iterator[None]:
+    """As `reading`, of making a checkpoint's model and task: errors that this package raises keep their words."""
+    with reading(path, "a checkpoint that makes a model", REMEDY):
+        try:
+            yield
+        except ValueError as found:
+            if type(found) is ValueError and _is_of_package(found):
+                raise UserError(str(found)) from found
+            raise
+
+
+def _is_of_package(error: Exception) -> bool:
+    """Tell whether an error was raised in a file of this package."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and str(place.tb_frame.f_globals.get("__name__")).startswith(PACKAGE)
+
+
+def load(path: str | Path, kind: str = "checkpoint", error: type[UserError] = UserError, mapped: bool = False) -> Any:
+    """Return what torch.save wrote in a file, without running code of it.
+
+    Args:
+        path: the file.
+        kind: what it should be, for the error.
+        error: the class that is raised.
+        mapped: leave its tensors where they lie, if its format allows that.
+    """
+    with loading(path, kind, error):
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipfile.is_zipfile(path))
+
+
+def read_checkpoint(path: str | Path, error: type[UserError] = UserError, mapped: bool = False) -> dict[str, Any]:
+    """Return a checkpoint of fairseq's, whose parts have the types that `check_checkpoint` names.
+
+    Raises:
+        UserError: it is truncated, holds code, or is something else; of the class `error`.
+    """
+    with reading(path, "a checkpoint", error=error):
+        return check_checkpoint(load(path, error=error, mapped=mapped), path, error)
+
+
+def check_checkpoint(state: Any, path: str | Path, error: type[UserError] = UserError) -> dict[str, Any]:
+    """Return what was loaded of a file if it is a checkpoint of fairseq's.
+
+    `model` has tensors by name, `cfg` and `args` are options by name, and what a training goes on from has its types.
+
+    Raises:
+        UserError: names the part that is missing or of another type.
+    """
+    if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
+        raise error(f"{path} is no fairseq checkpoint: it holds no model")
+    wrong = next((one for one in (*_of_model(state["model"]), *_of_options(state), *_of_training(state))), None)
+    if wrong is not None:
+        raise error(f"{path} is no whole checkpoint: {wrong}; copy it again or give another")
+    return state
+
+
+def _of_model(model: Mapping[Any, Any]) -> Iterator[str]:
+    for name, value in model.items():
+        if not isinstance(name, str):
+            yield f"a tensor's name is {_said(name)}"
+        elif not isinstance(value, Tensor):
+            if not name.endswith(OPAQUE):
+                yield f"{name} is {_said(value)}, and must be a tensor"
+        elif value.layout is not torch.strided or value.is_quantized or value.is_complex() or value.is_meta:
+            kind = value.dtype if value.layout is torch.strided else value.layout
+            yield f"{name} is a tensor of {'no data' if value.is_meta else kind}, and must be one of plain numbers"
+        elif name.endswith(("weight", "bias")) and not value.is_floating_point():  # which loading would round
+            yield f"{name} is a tensor of {value.dtype}, and must be one of floating-point numbers"
+
+
+def _of_options(state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with options; a config of omegaconf is a Mapping in all that is asked here."""
+    for name, kinds in (("cfg", Mapping), ("args", argparse.Namespace)):
+        value = state.get(name)
+        if value is not None and not isinstance(value, (kinds, _configs())):
+            yield f"{name} is {_said(value)}, and must be options by name"
+    cfg = state.get("cfg")
+    for name in ("model", "task", "criterion"):
+        part = cfg.get(name) if isinstance(cfg, Mapping) else None
+        if part is not None and not isinstance(part, (Mapping, argparse.Namespace, _configs())):
+            yield f"cfg/{name} is {_said(part)}, and must be options by name"
+
+
+def _configs() -> tuple[type, ...]:
+    omegaconf = sys.modules.get("omegaconf")
+    return () if omegaconf is None else (omegaconf.DictConfig,)
+
+
+def _of_training(state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the parts that a training goes on from."""
+    for name, kind, what in (
+        ("extra_state", Mapping, "a dict"),
+        ("task_state", Mapping, "a dict"),
+        ("optimizer_history", list, "a list of dicts"),
+        ("last_optimizer_state", Mapping, "a dict"),
+    ):
+        value = state.get(name)
+        if value is not None and not isinstance(value, kind):
+            yield f"{name} is {_said(value)}, and must be {what}"
+    history = state.get("optimizer_history")
+    if isinstance(history, list):
+        if not history or not all(isinstance(one, Mapping) for one in history):
+            yield f"optimizer_history is {_said(history)}, and must be a list of dicts"
+        else:
+            yield from _counts("optimizer_history/-1", history[-1], ("num_updates",))
+    extra = state.get("extra_state")
+    if isinstance(extra, Mapping):
+        iterator = extra.get("train_iterator")
+        if iterator is not None and not isinstance(iterator, Mapping):
+            yield f"extra_state/train_iterator is {_said(iterator)}, and must be a dict"
+        yield from _counts("extra_state/train_iterator", iterator or {}, ("epoch", "iterations_in_epoch", "len"))
+        for name in ("best", "val_loss", "previous_training_time"):
+            value = extra.get(name)
+            number = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
+            if value is not None and (isinstance(value, bool) or not number):
+                yield f"extra_state/{name} is {_said(value)}, and must be a number"
+
+
+def _counts(place: str, part: Any, names: tuple[str, ...]) -> Iterator[str]:
+    for name in names if isinstance(part, Mapping) else ():
+        value = part.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 2**63:
+            yield f"{place}/{name} is {_said(value)}, and must be a whole number"
+
+
+def _said(value: Any) -> str:
+    """Return a value for a message: itself if it is short, else its type."""
+    words = repr(value) if value is None or isinstance(value, (bool, int, float, str)) else ""
+    return words if 0 < len(words) <= 40 else f"a {type(value).__name__}"
+
+
+def check_finite(tensors: Mapping[str, Tensor], path: str | Path, error: type[UserError] = UserError) -> None:
+    """Raise an error that names a tensor with values that are no numbers: the training diverged."""
+    for name, value in tensors.items():
+        if isinstance(value, Tensor) and value.is_floating_point() and not _is_finite(value):
+            raise error(
+                f"{path} holds {name}, which is not finite (NaN or infinite values: the training diverged, or the file "
+                f"was damaged): give another checkpoint"
+            )
+
+
+def _is_finite(value: Tensor) -> bool:
+    """Tell whether all values are numbers; their sum, which is faster, has to be one or is looked into."""
+    return math.isfinite(value.sum(dtype=torch.float32).item()) or bool(value.isfinite().all())
+
+
+def read_tensors(path: str | Path, kind: str = "file of weights", error: type[UserError] = UserError) -> dict[str, Any]:
+    """Return the tensors of a .safetensors file or of one of torch.save's, by name."""
+    if Path(path).suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        with reading(path, f"a {kind}", error=error):
+            try:
+                return load_file(str(path))
+            except Exception as found:  # of many types
+                raise error(unreadable(path, found, kind)) from None
+    state = load(path, kind, error)
+    if not isinstance(state, dict) or not all(isinstance(n, str) and isinstance(v, Tensor) for n, v in state.items()):
+        raise error(f"{path} holds something else than named tensors")
+    return state
