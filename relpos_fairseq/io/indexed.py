@@ -19,6 +19,8 @@ HEADER = np.dtype([("magic", "V9"), ("version", "<u8"), ("code", "u1"), ("items"
 # The codes of fairseq's indexed_dataset, and of the types that its best_fitting_int_dtype chooses.
 KINDS = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2", 9: "<u4", 10: "<u8"}
 CODES = {np.dtype(np.int64): 5, np.dtype(np.uint16): 8, np.dtype(np.uint32): 9}
+WHOLE = 1 << 28  # bytes of ids that are all looked at, in some 0.1 s
+PART = 1 << 20  # ids
 REMEDY = "binarise the text again, or copy both files"
 
 
@@ -70,8 +72,13 @@ def read_indexed(prefix: str | Path) -> Indexed:
 
 
 def check_ids(prefix: str | Path, ids: np.ndarray, symbols: int) -> None:
-    """Raise a UserError for ids that a dictionary of so many symbols has not."""
+    """Raise a UserError for ids that a dictionary of so many symbols has not; of a large text parts are looked at."""
     with reading(f"{prefix}.bin", "text of this dictionary", "binarise the text with it"):
-        least, most = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
+        parts = [ids]
+        if ids.nbytes > WHOLE:
+            starts = np.linspace(0, len(ids) - PART, WHOLE // (PART * ids.itemsize), dtype=np.int64)
+            parts = [ids[start : start + PART] for start in starts]
+        least = min(int(part.min(initial=0)) for part in parts)
+        most = max(int(part.max(initial=0)) for part in parts)
         if least < 0 or most >= symbols:
             raise ValueError(f"it has the id {least if least < 0 else most:,}, and the dictionary {symbols:,} symbols")
