@@ -243,7 +243,7 @@ def test_wrong_specifications(tmp_path, capsys):
         assert message in error and len(error.strip().splitlines()) == 1
     (tmp_path / "wrong.yaml").write_text("a: [")
     assert relpos(["compare", "run", str(tmp_path / "wrong.yaml")]) == 2
-    assert "is not YAML" in capsys.readouterr().err
+    assert "is not the YAML that is expected" in capsys.readouterr().err
     assert relpos(["compare", "status", str(tmp_path / "none.yaml")]) == 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, TypedDict
 
 import pytest
 from hypothesis import given
@@ -15,11 +15,16 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import of_type, read_json, read_json_lines, read_yaml, reading
 
 
-class Row(TypedDict):
-    """A record with a key that may be absent."""
+class Named(TypedDict):
+    """A record."""
 
     name: str
-    score: NotRequired[float | None]
+
+
+class Row(Named, total=False):
+    """A record with a key that may be absent."""
+
+    score: float | None
 
 
 @pytest.mark.parametrize(

@@ -21,17 +21,29 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 
 from relpos_fairseq.attention import cache
 from relpos_fairseq.attention.triton.call_signature import CallSignature
+from relpos_fairseq.io.reading import read_json
 
 SECONDS = 600  # that a test may take, compiling its kernels
 MODULE = "relpos_fairseq.attention.triton.selftest"
 NO_ROOM = 3  # status of a test that found no room on its device
 ROOT = Path(__file__).resolve().parents[3]  # of the package that a test imports
 SOURCES = ("triton/*.py", "lowering.py")  # in attention/: the files that decide what a kernel computes
+
+
+class Verdict(TypedDict):
+    """What the cache says of a self-test."""
+
+    gpu: str
+    call: str
+    erred: list[str]
+
+
 _found: dict[tuple[CallSignature, str], str | None] = {}
 
 
@@ -60,7 +72,7 @@ def verdicts() -> Iterator[tuple[Path, dict]]:
     for folder in cache.folders():
         for path in sorted(folder.glob("verdict-*.json")):
             with suppress(OSError, ValueError):
-                yield path, json.loads(path.read_text(encoding="utf-8"))
+                yield path, read_json(path, Verdict)
 
 
 def _from_cache(signature: CallSignature) -> str | None:
@@ -69,8 +81,8 @@ def _from_cache(signature: CallSignature) -> str | None:
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     path = cache.writable_folder() / f"verdict-{key}.json"
     with cache.locked(path):
-        with suppress(OSError, ValueError, KeyError):
-            return _in_words(json.loads(path.read_text(encoding="utf-8"))["erred"], path)
+        with suppress(OSError, ValueError):
+            return _in_words(read_json(path, Verdict)["erred"], path)
         erred, final = run(signature)
         if final:
             _write(path, {**facts, "erred": erred})
