@@ -19,7 +19,7 @@ BLANK = "<blank>"  # the engine's name of padding, which fairseq's search never 
 
 class _Facts(TypedDict):
     languages: tuple[str, str]
-    longest: int
+    longest: int | None
 
 
 class Facts(_Facts, total=False):
