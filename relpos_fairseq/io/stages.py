@@ -477,8 +477,8 @@ class ResumeLog:
         self.kept: list = []
         self._start = head
         if path.is_file() and (content := path.read_bytes()).startswith(head.encode()):
-            self._start = content[: content.rindex(b"\n") + 1].decode()
             with reading(path, "a record of work that was cut off", "delete it"):
+                self._start = content[: content.rindex(b"\n") + 1].decode()
                 self.kept = [parse_json(line, wanted) for line in self._start.split("\n")[1:-1]]
 
     @contextmanager

@@ -111,7 +111,8 @@ class Tokenizer:
             begun = [text[lead:] for text, lead in zip(texts, leads, strict=True)]
             found = self.model.encode_batch(begun, add_special_tokens=False)
         except Exception as error:  # a vocabulary without its own unknown token
-            raise UserError(f"this {self.kind} tokenizer cannot encode the text: {error}") from None
+            place = next((one.parent for one in self.files.values() if isinstance(one, Path)), "this")
+            raise UserError(f"{place}: the {self.kind} tokenizer cannot encode the text: {error}") from None
         return [
             ([self._text_of[number] for number in one.ids], [(start + lead, end + lead) for start, end in one.offsets])
             for one, lead in zip(found, leads, strict=True)

@@ -21,29 +21,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 
 from relpos_fairseq.attention import cache
 from relpos_fairseq.attention.triton.call_signature import CallSignature
-from relpos_fairseq.io.reading import read_json
 
 SECONDS = 600  # that a test may take, compiling its kernels
 MODULE = "relpos_fairseq.attention.triton.selftest"
 NO_ROOM = 3  # status of a test that found no room on its device
 ROOT = Path(__file__).resolve().parents[3]  # of the package that a test imports
 SOURCES = ("triton/*.py", "lowering.py")  # in attention/: the files that decide what a kernel computes
-
-
-class Verdict(TypedDict):
-    """What the cache says of a self-test."""
-
-    gpu: str
-    call: str
-    erred: list[str]
-
-
 _found: dict[tuple[CallSignature, str], str | None] = {}
 
 
@@ -71,8 +59,18 @@ def verdicts() -> Iterator[tuple[Path, dict]]:
     """Yield the file and the contents of each cached verdict, of any GPU."""
     for folder in cache.folders():
         for path in sorted(folder.glob("verdict-*.json")):
-            with suppress(OSError, ValueError):
-                yield path, read_json(path, Verdict)
+            if (found := _read(path)) is not None:
+                yield path, found
+
+
+def _read(path: Path) -> dict | None:
+    """Return a cached verdict, or None where there is none or a broken one: the test then runs again."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    is_whole = isinstance(found, dict) and found.keys() >= {"gpu", "call"} and isinstance(found.get("erred"), list)
+    return found if is_whole and all(isinstance(one, str) for one in found["erred"]) else None
 
 
 def _from_cache(signature: CallSignature) -> str | None:
@@ -81,8 +79,8 @@ def _from_cache(signature: CallSignature) -> str | None:
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     path = cache.writable_folder() / f"verdict-{key}.json"
     with cache.locked(path):
-        with suppress(OSError, ValueError):
-            return _in_words(read_json(path, Verdict)["erred"], path)
+        if (known := _read(path)) is not None:
+            return _in_words(known["erred"], path)
         erred, final = run(signature)
         if final:
             _write(path, {**facts, "erred": erred})

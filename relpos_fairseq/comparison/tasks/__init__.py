@@ -33,7 +33,7 @@ def make_task(label: str, options: dict, shared: dict[str, dict]) -> Task:
     """
     known = kinds()
     kind = options.get("kind", label)
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise ValueError(f"task {label}: there is no kind {kind!r}; known: {', '.join(known)}")
     own = {key: value for key, value in options.items() if key not in ("kind", *shared)}
     types = {f.name: str(f.type) for f in fields(known[kind]) if f.name not in ("label", *shared)}
