@@ -243,12 +243,15 @@ def _of_none(value: Any, parts: tuple, place: Place) -> Wrong | None:
     return inner or (place, value, " or ".join(one[2] for one in found if one is not None))
 
 
+_ABSENT = object()
+
+
 def _of_record(value: Any, wanted: Any, place: Place) -> Wrong | None:
     if not isinstance(value, dict):
         return place, value, "an object"
     absent = next((name for name in sorted(wanted.__required_keys__) if name not in value), None)
     if absent is not None:
-        return (*place, absent), None, "there"
+        return (*place, absent), _ABSENT, "there"
     types_of = _types_of(wanted)
     return _first(((value[name], part, name) for name, part in types_of.items() if name in value), place)
 
@@ -270,7 +273,7 @@ def _first(parts: Iterable[tuple[Any, Any, object]], place: Place) -> Wrong | No
 
 
 def _shown(value: Any) -> str:
-    if value is None:
+    if value is _ABSENT:
         return "missing"
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
