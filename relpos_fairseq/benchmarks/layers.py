@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +16,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from relpos_fairseq.benchmarks.workload import PLAIN, scheme_and_backend, takes_clip
+from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.models.configs import RelPosRobertaConfig, namespace, transformer
 from relpos_fairseq.models.relpos_roberta import RelPosSentenceEncoder
 from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initialize_projections
@@ -256,5 +256,5 @@ BUILDERS = {
     build.__name__: build for build in (bert_layer, disentangled_encoder, bucketed_block, recurrent_layer, x_encoder)
 }
 # A file of its own: no scheme is named in code outside `schemes/`.
-PEERS = tuple(Peer(**entry) for entry in json.loads(Path(__file__).with_name("peers.json").read_text(encoding="utf-8")))
+PEERS = tuple(Peer(**entry) for entry in read_json(Path(__file__).with_name("peers.json"), list[dict[str, object]]))
 PACKAGES = tuple(dict.fromkeys(peer.package for peer in PEERS))

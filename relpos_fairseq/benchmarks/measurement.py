@@ -25,6 +25,7 @@ from torch.utils.benchmark import timer
 
 from relpos_fairseq.benchmarks.workload import Options
 from relpos_fairseq.io.files import atomic_path, write_text
+from relpos_fairseq.io.reading import reading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -246,8 +247,10 @@ def write_csv(path: Path, rows: list[dict], renews: bool = False) -> None:
 
 def read_csv(path: Path) -> list[dict]:
     """Return the rows of a CSV file; numbers are numbers, empty cells are left out."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    with reading(path, "a CSV file"), path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file, strict=True))
+        if any(None in (*row, *row.values()) for row in rows):
+            raise ValueError("a row has more or fewer cells than the first")
     return [{name: _value(text) for name, text in row.items() if text} for row in rows]
 
 

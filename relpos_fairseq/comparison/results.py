@@ -14,13 +14,27 @@ import gzip
 import json
 import time
 from pathlib import Path
+from typing import TypedDict
 
-from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import TEMPORARY, open_text_out, read_json, write_json
+from relpos_fairseq.io.files import TEMPORARY, open_text_out, write_json
+from relpos_fairseq.io.reading import parse_json, read_json, reading
 from relpos_fairseq.io.stages import locked
 
 ARCHIVE = "results.jsonl.gz"
-KEYS = {"task", "scheme", "seed", "sets", "settings"}  # that every result has
+
+
+class Result(TypedDict):
+    """A line of the archive."""
+
+    run: str
+    task: str
+    scheme: str
+    seed: int
+    sets: dict[str, dict[str, object]]
+    settings: dict[str, object]
+
+
+KEYS = Result.__required_keys__ - {"run"}  # that every result has
 
 
 class ResultStore:
@@ -103,17 +117,14 @@ def read_archive(path: Path) -> dict[str, dict]:
     Raises:
         UserError: the file is not gzip, or its lines are not results in JSON.
     """
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file]
-        return {line.pop("run"): line for line in lines}
-    except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise UserError(f"{path} is no file of results as gzip's JSON lines: {error}") from error
+    with reading(path, "a file of results as gzip's JSON lines"), gzip.open(path, "rb") as file:
+        lines = [parse_json(line, Result) for line in file]
+    return {line.pop("run"): line for line in lines}
 
 
 def read_if_there(path: Path) -> dict | None:
     """Read a JSON file; return None if the file is missing, say because another process has just archived it."""
     try:
-        return read_json(path)
+        return read_json(path, dict[str, object], None)
     except FileNotFoundError:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import resource
 import statistics
@@ -20,6 +19,7 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import Hashes, remove, write_json
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.processes import USER_DIR, key_of
+from relpos_fairseq.io.reading import parse_json, reading
 from relpos_fairseq.io.stages import Stage, as_json, run_stages, versions
 
 # Folders of the package whose code no trained number depends on.
@@ -212,8 +212,9 @@ class TrainingLog:
     def of(cls, path: Path) -> TrainingLog:
         """Read a log; one that does not exist is empty."""
         log = cls()
-        for line in read_lines(path, "drop") if path.exists() else ():
-            log.read(line)
+        with reading(path, "a log of fairseq-train", "delete it"):
+            for line in read_lines(path, "drop") if path.exists() else ():
+                log.read(line)
         return log
 
     def read(self, line: str) -> None:
@@ -222,7 +223,7 @@ class TrainingLog:
             self.parameters = int(match[1].replace(",", ""))
         if (match := LOG_LINE.search(line)) is None:
             return
-        part, values = match[1], json.loads(match[2])
+        part, values = match[1], parse_json(match[2], dict[str, float | str | None])
         if part == "train_inner":
             self.speeds.append(float(values["wps"]))
             self.newest = f"update {values['num_updates']}, training loss {values['loss']}"

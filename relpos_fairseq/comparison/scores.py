@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import TypedDict
 
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
@@ -117,7 +118,15 @@ def of_translations(system: list[str], reference: list[str], bleu: BLEU) -> dict
     }
 
 
-def pack(array: np.ndarray) -> dict:
+class Packed(TypedDict):
+    """An array as JSON."""
+
+    type: str
+    shape: list[int]
+    zlib: str
+
+
+def pack(array: np.ndarray) -> Packed:
     """Return an array as JSON of few bytes; whole numbers stay exact, others have 32 bits."""
     array = np.asarray(array)
     if np.issubdtype(array.dtype, np.floating):
@@ -129,7 +138,7 @@ def pack(array: np.ndarray) -> dict:
     return {"type": array.dtype.str, "shape": list(array.shape), "zlib": data}
 
 
-def unpack(packed: dict) -> np.ndarray:
+def unpack(packed: Packed) -> np.ndarray:
     """Return the array of `pack`, as float64."""
     data = zlib.decompress(base64.b64decode(packed["zlib"]))
     return np.frombuffer(data, packed["type"]).reshape(packed["shape"]).astype(np.float64)

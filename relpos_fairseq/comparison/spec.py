@@ -18,13 +18,34 @@ Paths count from the folder in which the command runs.
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
+from typing import TypedDict
 
 from relpos_fairseq.comparison.tasks import make_task
 from relpos_fairseq.comparison.tasks.base import Task
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.reading import of_type, read_yaml
 
-KEYS = ("title", "baseline", "pairs", "seeds", "schemes", "train", "generate", "tasks", "slurm")
 SCHEME = "position-scheme"
+SEEDS = 1000  # that a comparison may have
+LARGEST = 2**31 - 1  # seed, which fairseq gives to numpy and to torch
+Label = str | int  # YAML's 4 is a name, too
+Scalar = None | bool | int | float | str
+Flags = dict[str, Scalar | list[Scalar]]
+
+
+class _Content(TypedDict, total=False):
+    title: Scalar
+    baseline: Label | None
+    pairs: object  # `pairs_of` and `seeds_of` check these
+    seeds: object
+    schemes: list[Label] | dict[Label, Flags | None]
+    train: Flags | None
+    generate: Flags | None
+    tasks: dict[Label, dict[str, object]]
+    slurm: dict[str, Scalar | list[Scalar] | dict[str, Scalar]] | None
+
+
+KEYS = tuple(_Content.__annotations__)
 
 
 @dataclass(frozen=True)
@@ -43,14 +64,9 @@ class Spec:
 
 def read_spec(path: Path) -> Spec:
     """Read a specification."""
-    import yaml
-
     if not path.is_file():
         raise UserError(f"there is no file {path}")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    content = read_yaml(path)
     try:
         return make_spec(path.stem, content)
     except ValueError as error:
@@ -59,8 +75,9 @@ def read_spec(path: Path) -> Spec:
 
 def make_spec(name: str, content: object) -> Spec:
     """Return a specification from the content of a YAML file; an error in it is a ValueError."""
-    mapping(content, "a comparison")
+    content = mapping(content, "a comparison")
     check_keys(content, KEYS, "a comparison")
+    of_type(content, _Content)
     schemes = schemes_of(content.get("schemes"))
     baseline = str(content.get("baseline") or next(iter(schemes)))
     shared = {name: mapping(content.get(name) or {}, name) for name in ("train", "generate")}
@@ -112,11 +129,15 @@ def schemes_of(given: object) -> dict[str, dict]:
 
 def seeds_of(given: object) -> tuple[int, ...]:
     """Return the seeds: a number stands for 1 to that number."""
+    if type(given) is int and given > SEEDS or isinstance(given, list) and len(given) > SEEDS:
+        raise ValueError(f"seeds must be at most {SEEDS:,}, got {given!r:.40}")
     seeds = tuple(range(1, given + 1)) if type(given) is int else given
-    if not isinstance(seeds, list | tuple) or not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must be a number above 0 or a list of different ones, got {given!r}")
-    if not all(type(seed) is int and seed > 0 for seed in seeds):
-        raise ValueError(f"seeds must be whole numbers above 0, got {given!r}")
+    if not isinstance(seeds, list | tuple) or not seeds:
+        raise ValueError(f"seeds must be a number above 0 or a list of different ones, got {given!r:.40}")
+    if not all(type(seed) is int and 0 < seed <= LARGEST for seed in seeds):
+        raise ValueError(f"seeds must be whole numbers from 1 to {LARGEST}, got {given!r:.40}")
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must be a number above 0 or a list of different ones, got {given!r:.40}")
     return tuple(seeds)
 
 

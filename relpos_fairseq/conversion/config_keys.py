@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.conversion.weight_files import read_json
+from relpos_fairseq.io.reading import read_json
 
 Rule = tuple[str, Callable[[Any], bool]]  # what is needed, in words, and whether a value is it
 
@@ -83,7 +83,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         ConversionError: the file is absent or truncated, or names the first key whose value is of another type.
     """
     path = folder / "config.json"
-    config = read_json(path)
+    if not path.is_file():
+        raise ConversionError(f"{path} is missing: give a whole Hugging Face folder")
+    config = read_json(path, dict[str, object], error=ConversionError)
     for table, given, place in ((_KEYS, config, ""), (_VALUES, config.get("values"), "values.")):
         _check(table, given or {}, f"{path} has {place}")
     return config

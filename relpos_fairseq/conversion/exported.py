@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from relpos_fairseq.conversion import huggingface_ledger
 from relpos_fairseq.conversion.checkpoints import check
@@ -14,9 +14,10 @@ from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.conversion.report import ConversionError, outputs_of
 from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource
-from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
+from relpos_fairseq.conversion.weight_files import read_weights, weight_files
 from relpos_fairseq.conversion.writer import GeneratingModel, check_rows
 from relpos_fairseq.heads import CHOICES, HEAD, MASKED_LM, RANKING, SPAN_HEAD, head_of, problem_named
+from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.models import building
 from relpos_fairseq.models.building import EMBEDDING
 from relpos_fairseq.models.configs import RelPosRobertaConfig
@@ -178,12 +179,18 @@ def read_exported_generating(folder: Path, config: dict[str, Any]) -> Generating
     )
 
 
+class _Text(TypedDict):
+    """What an export's relpos_text.json says."""
+
+    languages: tuple[str, str]
+
+
 def _generating_task(folder: Path, config: dict[str, Any], kind: str) -> dict[str, Any]:
     """Return options of the task; folders that older versions exported record the languages alone."""
     task = dict(config.get("task") or {})
     path = folder / "relpos_text.json"
     if kind == "translation" and not task.get("source_lang") and path.is_file():
-        source, target = read_json(path)["languages"]
+        source, target = read_json(path, _Text, error=ConversionError)["languages"]
         task |= {"source_lang": source, "target_lang": target}
     limits = ("max_source_positions", "max_target_positions", "tokens_per_sample")
     known = {name: config["values"][name] for name in limits if isinstance(config["values"].get(name), int)}

@@ -7,7 +7,7 @@ the angle of channel j at position p is p / 10000^(2j / E). A target begins with
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from relpos_fairseq.conversion.ledger import LOST, NEUTRAL, USED, Ledger, Record
 from relpos_fairseq.conversion.report import PADDING, SHORTEST, ConversionError, PairProbe
 from relpos_fairseq.conversion.source import GeneratingSource
 from relpos_fairseq.conversion.vocabulary import order_words
-from relpos_fairseq.conversion.weight_files import read_json, read_weights, weight_files
+from relpos_fairseq.conversion.weight_files import read_weights, weight_files
+from relpos_fairseq.io.reading import read_json
 
 MARIAN = "marian"  # model_type
 THEIRS = {"silu": "swish", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
@@ -158,22 +159,31 @@ def _named(weights: State, config: dict[str, Any], folder: Path) -> State:
 
 def _symbols(path: Path, rows: int) -> list[str]:
     """Return the symbols of a vocabulary by id; rows without a symbol are named as fairseq pads dictionaries."""
-    numbers = read_json(path)
+    numbers = read_json(path, dict[str, int], error=ConversionError)
     symbols = [f"madeupword{number:04d}" for number in range(rows)]
+    taken: set[int] = set()
     for symbol, number in numbers.items():
-        if isinstance(number, int) and list(numbers.values()).count(number) > 1:
-            raise ConversionError(f"{path}: {symbol!r} and another symbol have the number {number}")
-        if not isinstance(number, int) or not 0 <= number < rows:
+        if not 0 <= number < rows:
             raise ConversionError(f"{path}: {symbol!r} has number {number}, the model {rows} rows")
+        if number in taken:
+            raise ConversionError(f"{path}: {symbol!r} and another symbol have the number {number}")
         symbols[number] = symbol
+        taken.add(number)
     return symbols
+
+
+class _Facts(TypedDict, total=False):
+    """What is read of tokenizer_config.json."""
+
+    source_lang: str | None
+    target_lang: str | None
 
 
 def _add_text(model: ExternalModel) -> None:
     """Set languages and sentencepiece models from the folder, in place."""
     path = model.path / "tokenizer_config.json"
-    facts = read_json(path) if path.is_file() else {}
-    found = tuple(str(facts.get(f"{side}_lang") or side) for side in ("source", "target"))
+    facts = read_json(path, _Facts, {}, error=ConversionError)
+    found = facts.get("source_lang") or "source", facts.get("target_lang") or "target"
     model.languages = found if found[0] != found[1] else ("source", "target")
     missing = [name for name in PIECES if not (model.path / name).is_file()]
     if missing:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.conversion.weight_files import read_json
+from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.text import MASK, SPECIAL, load_tokenizer
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import is_symbol, read_dictionary
@@ -136,7 +136,7 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
     if not bert and any(numbers[n] != _ROBERTA_IDS[n] for n in SPECIAL):
         notes.append("the special symbols are moved to fairseq's rows")
     found = _ordered(numbers, size, tokenizer_paths(folder), notes)
-    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    settings = read_json(folder / SETTINGS, dict[str, object], {}, error=ConversionError)
     if "tokenizer_class" not in settings:  # config.json, which says it, stays behind
         settings["tokenizer_class"] = class_of(folder)
         found.made[SETTINGS] = json.dumps(settings, indent=2) + "\n"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import warnings
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -17,27 +16,11 @@ from torch import Tensor
 from relpos_fairseq.checkpoint_files import read_tensors
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.io.errors import unreadable
+from relpos_fairseq.io.reading import read_json
 
 _COMPUTED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _BUFFERS = ("_ids", "version")  # ends of names of tensors that hold whole numbers
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
-
-    Raises:
-        ConversionError: the file is absent, truncated or no object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConversionError(f"{path} is missing: give a whole Hugging Face folder") from None
-    except ValueError as error:
-        raise ConversionError(f"{path} is truncated or no JSON ({error}): copy it again") from None
-    if not isinstance(value, dict):
-        raise ConversionError(f"{path} holds no object: it is not a model's {path.name}")
-    return value
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -55,7 +38,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             f"{path.name} lists: copy the whole folder"
         )
     state = {name: value for part in parts for name, value in _read(part).items()}
-    if absent := sorted(read_json(path)["weight_map"].keys() - state):
+    if absent := sorted(_weight_map(path).keys() - state):
         raise ConversionError(
             f"{path.name} lists {len(absent)} tensors that no file holds ({absent[0]}): the folder mixes two models"
         )
@@ -73,10 +56,21 @@ def weight_files(folder: Path) -> list[Path]:
         raise ConversionError(f"{folder} holds no weights: one of {', '.join(_WEIGHTS)} is needed")
     if path.suffix != ".json":
         return [path]
-    found = read_json(path).get("weight_map")
-    if not isinstance(found, dict) or not all(isinstance(v, str) and "/" not in v for v in found.values()):
-        raise ConversionError(f"{path} has no weight_map of file names: copy it again")
-    return [path, *(folder / part for part in sorted(set(found.values())))]
+    return [path, *(folder / part for part in sorted(set(_weight_map(path).values())))]
+
+
+class _Index(TypedDict):
+    """What model.safetensors.index.json says."""
+
+    weight_map: dict[str, str]
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """Return the file of every tensor, of an index of files that lie beside it."""
+    found = read_json(path, _Index, error=ConversionError)["weight_map"]
+    if wrong := [name for name in found.values() if not name or "/" in name or name.startswith(".")]:
+        raise ConversionError(f"{path} names {wrong[0]!r}, and not a file beside it: copy it again")
+    return found
 
 
 def _read(path: Path) -> dict[str, Tensor]:

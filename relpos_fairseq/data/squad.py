@@ -6,16 +6,15 @@ at its offset is counted and, by choice, kept, dropped or an error.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from relpos_fairseq.io.archives import unpacked
-from relpos_fairseq.text.tokenizer import require_characters
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.reading import parse_json, reading
 
 logger = logging.getLogger(__name__)
 BAD_ANSWER = ("drop", "keep", "fail")
@@ -77,15 +76,42 @@ def split_name(path: str | Path) -> str:
     return Path(path).name.removesuffix(".gz").removesuffix(".json")
 
 
-def read_json(path: Path) -> Any:
-    """Return the JSON of a file, plain or .gz; the error of one that cannot be read names it."""
-    try:
-        content = unpacked(path) if path.suffix == ".gz" and path.exists() else path.read_bytes()
-        return json.loads(content.decode("utf-8-sig"))
-    except FileNotFoundError:
-        raise ValueError(f"no such file of questions: {path}") from None
-    except (OSError, EOFError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from None
+class _Answer(TypedDict):
+    text: str
+    answer_start: int
+
+
+class _Asked(TypedDict):
+    id: str
+    question: str
+
+
+class _Entry(_Asked, total=False):
+    answers: list[_Answer]  # needed but for an unanswerable question
+    is_impossible: bool
+
+
+class _Paragraph(TypedDict):
+    context: str
+    qas: list[_Entry]
+
+
+class _Article(TypedDict):
+    paragraphs: list[_Paragraph]
+
+
+class Squad(TypedDict):
+    """The content of a file of questions."""
+
+    data: list[_Article]
+
+
+def read_squad(path: Path) -> Squad:
+    """Return the content of a file of questions, plain or .gz."""
+    if not path.exists():
+        raise UserError(f"no such file of questions: {path}")
+    with reading(path, "SQuAD's format"):
+        return parse_json(unpacked(path) if path.suffix == ".gz" else path.read_bytes(), Squad)
 
 
 def read_questions(path: str | Path, on_bad_answer: str = "drop") -> QuestionFile:
@@ -106,16 +132,11 @@ def read_questions(path: str | Path, on_bad_answer: str = "drop") -> QuestionFil
     path = Path(path)
     found = QuestionFile(path)
     seen: set[str] = set()
-    for article, paragraph, where in _paragraphs(read_json(path), path):
-        context = _field(paragraph, "context", str, path, where)
-        try:
-            require_characters(context)
-        except ValueError as error:
-            raise ValueError(f"{path}, context of {where}: {error}") from None
-        found.contexts.append(context)
-        for number, entry in enumerate(_field(paragraph, "qas", list, path, where)):
-            here = f"{where}.qas[{number}]"
-            question = _question(entry, found, article, here, on_bad_answer)
+    articles = enumerate(read_squad(path)["data"])
+    for article, paragraph in ((number, one) for number, several in articles for one in several["paragraphs"]):
+        found.contexts.append(paragraph["context"])
+        for entry in paragraph["qas"]:
+            question = _question(entry, found, article, on_bad_answer)
             if question.id in seen:
                 raise ValueError(f"{path}: id {question.id!r} occurs twice: ids must be unique")
             seen.add(question.id)
@@ -138,59 +159,24 @@ def _report_bad(found: QuestionFile, on_bad_answer: str) -> None:
     logger.warning("%s: %s", message, done[on_bad_answer])
 
 
-def _paragraphs(content: Any, path: Path) -> Iterator[tuple[int, Any, str]]:
-    if not isinstance(content, dict) or not isinstance(content.get("data"), list):
-        raise ValueError(
-            f"{path} is not SQuAD's format: expected "
-            f'{{"data": [{{"paragraphs": [{{"context": ..., "qas": [...]}}]}}]}}'
-        )
-    for number, article in enumerate(content["data"]):
-        paragraphs = _field(article, "paragraphs", list, path, f"data[{number}]")
-        for position, paragraph in enumerate(paragraphs):
-            yield number, paragraph, f"data[{number}].paragraphs[{position}]"
-
-
-def _field(entry: Any, name: str, kind: type, path: Path, where: str) -> Any:
-    if not isinstance(entry, dict) or name not in entry:
-        raise ValueError(f"{path} is not SQuAD's format: {where} has no {name!r}")
-    if not isinstance(entry[name], kind):
-        raise ValueError(
-            f"{path} is not SQuAD's format: {where}.{name} must be {_SAID[kind]}, got {type(entry[name]).__name__}"
-        )
-    return entry[name]
-
-
-_SAID = {str: "text", list: "a list", int: "a whole number", bool: "true or false"}
-
-
-def _question(entry: Any, found: QuestionFile, article: int, where: str, on_bad_answer: str) -> Question:
-    path = found.path
-    name = _field(entry, "id", str, path, where)
-    where = f"id {name!r}"
-    text = _field(entry, "question", str, path, where)
-    try:
-        require_characters(text)
-    except ValueError as error:
-        raise ValueError(f"{path}, question of {where}: {error}") from None
-    answerable = not entry.get("is_impossible", False)
-    given = _field(entry, "answers", list, path, where) if answerable or "answers" in entry else []
+def _question(entry: _Entry, found: QuestionFile, article: int, on_bad_answer: str) -> Question:
+    answerable, name = not entry.get("is_impossible", False), entry["id"]
     answers, gold = [], []
-    for number, one in enumerate(given if answerable else []):
-        here = f"{where}, answers[{number}]"
-        answer = Answer(_field(one, "text", str, path, here), _field(one, "answer_start", int, path, here))
+    for one in entry.get("answers", []) if answerable else []:
+        answer = Answer(one["text"], one["answer_start"])
         gold.append(answer.text)
         placed = _placed(answer, found, name, on_bad_answer)
         if placed is not None:
             answers.append(placed)
     if answerable and not gold:
-        raise ValueError(
-            f"{path}: {where} has no answer and is not marked is_impossible (a test set without "
+        raise UserError(
+            f"{found.path}: id {name!r} has no answer and is not marked is_impossible (a test set without "
             f"answers cannot be scored)"
         )
     said = _TYDI.match(name)
     return Question(
         id=name,
-        text=text,
+        text=entry["question"],
         context=len(found.contexts) - 1,
         answers=tuple(answers),
         gold=tuple(gold),

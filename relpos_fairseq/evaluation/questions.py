@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from fairseq import checkpoint_utils, utils
@@ -18,8 +18,9 @@ from relpos_fairseq.data.answer_spans import Answer, Prediction
 from relpos_fairseq.data.squad import read_questions, split_name
 from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import TEMPORARY, read_json, sha256_of, write_json
+from relpos_fairseq.io.files import TEMPORARY, sha256_of, write_json
 from relpos_fairseq.io.progress import progress, table
+from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.io.stages import ResumeLog
 from relpos_fairseq.metrics.answer_scores import (
     Scored,
@@ -108,7 +109,7 @@ def answer_files(options: Any) -> dict[str, dict]:
     for path, name in zip(options.files, names, strict=True):
         dataset = task.read_dataset(path)
         kept = options.out / f"{TEMPORARY}answers-{name}.jsonl"
-        logs.append(ResumeLog(kept, key | {"questions": sha256_of(path)}))
+        logs.append(ResumeLog(kept, key | {"questions": sha256_of(path)}, list[tuple[int, _Answered]]))
         max_tokens = options.max_tokens or MAX_TOKENS
         answered = answer(model, task, dataset, max_tokens, name, logs[-1])
         write_answers(options.out / name if len(names) > 1 else options.out, answered, dataset)
@@ -124,6 +125,15 @@ def answer_files(options: Any) -> dict[str, dict]:
     for log in logs:
         log.path.unlink()
     return results
+
+
+class _Answered(TypedDict):
+    """A prediction, as a run that was cut off has kept it."""
+
+    best: str
+    odds: object  # infinite where there is no answer
+    text: str
+    n_best: list[dict[str, object]]
 
 
 def depends_on(options: Any, model, task) -> dict:
@@ -231,10 +241,10 @@ def score_predictions(
     from relpos_fairseq.tasks.question_answering import language_of
 
     found = read_questions(path)
-    predictions = read_answers(answers, str, "the text of an answer")
+    predictions = read_json(answers, dict[str, str])
     odds = None
     if null_odds:
-        odds = read_answers(null_odds, (int, float), "a number")
+        odds = read_json(null_odds, dict[str, float])
         lost = [name for name in predictions if name not in odds]
         if lost:
             raise UserError(f"{null_odds} lacks {len(lost)} of the ids of {answers}: {', '.join(lost[:5])}")
@@ -246,26 +256,6 @@ def score_predictions(
     if odds is not None and found.unanswerable:
         numbers = summary(with_threshold(scored, threshold)) | best_thresholds(scored)
     return {path.name: numbers}
-
-
-def read_answers(path: Path, kind: type | tuple[type, ...], said: str) -> dict:
-    """Read a JSON object of values by id.
-
-    Args:
-        path: the file.
-        kind: the type that every value must have.
-        said: that type in words.
-
-    Raises:
-        UserError: there is no such object, or a value has another type.
-    """
-    found = read_json(path)
-    if not isinstance(found, dict):
-        raise UserError(f"{path} is absent, or no object of id to answer")
-    for name, value in found.items():
-        if not isinstance(value, kind):
-            raise UserError(f"{path}: id {name!r} must have {said}, got {value!r:.60}")
-    return found
 
 
 def score_question(question, prediction, dataset) -> tuple[Scored, Scored]:

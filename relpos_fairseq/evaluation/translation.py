@@ -10,9 +10,11 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import read_json, write_json
+from relpos_fairseq.io.files import write_json
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.progress import table
+from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.io.stages import Manifest
 from relpos_fairseq.metrics.bleu import bleu_of
 from relpos_fairseq.text.moses import Detokeniser
 
@@ -160,7 +162,7 @@ def read_prepared(folder: Path, name: str, tokenizer: str | None, units: str | N
     Raises:
         UserError: it is another program's folder, or has no such set.
     """
-    manifest = read_json(folder / "manifest.json")
+    manifest = read_json(folder / "manifest.json", Manifest, None)
     if manifest is None:
         raise UserError(f"{folder} has no manifest.json: run prepare_wmt.py to its end")
     settings = manifest.get("settings", {})

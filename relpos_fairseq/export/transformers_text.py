@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from transformers import PreTrainedTokenizer
 
 from relpos_fairseq.export.optional_imports import ExportError
-from relpos_fairseq.io.files import read_json, write_json, write_text
+from relpos_fairseq.io.files import write_json, write_text
+from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.text import MASK
 from relpos_fairseq.text.assets import DATA_PARTS, TEXT_FOLDER, TokenizerText, read_text
 from relpos_fairseq.text.dictionary import EOS, SPECIAL, UNK, read_dictionary
@@ -51,6 +52,14 @@ def _masks(sides: list[list[str]]) -> bool:
     return all(MASK in side for side in sides) and len({side.index(MASK) for side in sides}) == 1
 
 
+class Facts(TypedDict):
+    """What an export's relpos_text.json says; that of older versions says no more."""
+
+    languages: list[str | None]
+    rows: list[int]
+    segments: bool
+
+
 class RelPosTokenizer(PreTrainedTokenizer):
     """Split text as the checkpoint's training data was split, by the files in the folder's `text/`.
 
@@ -63,7 +72,7 @@ class RelPosTokenizer(PreTrainedTokenizer):
     model_input_names = ["input_ids", "attention_mask"]
 
     def __init__(self, facts_file: str, **rest: Any) -> None:
-        self.facts = read_json(facts_file)
+        self.facts = read_json(facts_file, Facts)
         self.folder = Path(facts_file).parent / TEXT_FOLDER
         self.texts, self.symbols, self.numbers = [], [], []
         sides = list(zip(self.facts["languages"], self.facts["rows"], strict=True))

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from relpos_fairseq.export.optional_imports import require
 from relpos_fairseq.inference.translator import Hypothesis, Search, Translator
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import read_json
+from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.text.assets import TEXT_FOLDER, read_text
 
 REPORT = "relpos.json"
 LEAST = "4.8.3"
 BLANK = "<blank>"  # the engine's name of padding, which fairseq's search never chooses
+
+
+class _Facts(TypedDict):
+    languages: tuple[str, str]
+    longest: int | None
+
+
+class Facts(_Facts, total=False):
+    """What an export says of itself in relpos.json."""
+
+    longest_output: int | None
 
 
 def open_ct2_folder(folder: Path, cpu: bool) -> Ct2Translator:
@@ -23,10 +34,9 @@ def open_ct2_folder(folder: Path, cpu: bool) -> Ct2Translator:
     Raises:
         UserError: it is older than text/, or another program's.
     """
-    facts = read_json(folder / REPORT) or {}
-    if "languages" not in facts or not (folder / TEXT_FOLDER).is_dir():
+    if not (folder / TEXT_FOLDER).is_dir() or not (folder / REPORT).is_file():
         raise UserError(f"{folder} has no {TEXT_FOLDER}/: export the checkpoint again")
-    return Ct2Translator(folder, facts, cpu)
+    return Ct2Translator(folder, read_json(folder / REPORT, Facts, remedy="export the checkpoint again"), cpu)
 
 
 class Ct2Translator:
@@ -38,12 +48,12 @@ class Ct2Translator:
         cpu: use no GPU.
     """
 
-    def __init__(self, folder: Path, facts: dict, cpu: bool) -> None:
+    def __init__(self, folder: Path, facts: Facts, cpu: bool) -> None:
         library = require("ctranslate2", LEAST)
         device = "cuda" if not cpu and library.get_cuda_device_count() else "cpu"
         self.engine = library.Translator(str(folder), device=device)
         self.source, self.target = (read_text(folder / TEXT_FOLDER, one) for one in facts["languages"])
-        self.longest = facts["longest"]
+        self.longest: int | None = facts["longest"]
         self.limit = facts.get("longest_output")
 
     def translate(self, batch: Sequence[list[str]], search: Search) -> list[list[Hypothesis]]:

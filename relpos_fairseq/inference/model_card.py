@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from relpos_fairseq.io.files import read_json, write_text
+from relpos_fairseq.io.files import write_text
 from relpos_fairseq.io.progress import table
-from relpos_fairseq.io.stages import versions
+from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.io.stages import Manifest, versions
 from relpos_fairseq.version import __version__
 
 FILE = "MODEL_CARD.md"
@@ -19,10 +20,10 @@ def write_card(folder: Path, facts: Mapping[str, object], command: str, manifest
     The data are left out if they have no manifest.
     """
     parts = ["# Model card", _rows(facts), "## Command", f"```\n{command}\n```"]
-    data = read_json(manifest)
+    data = read_json(manifest, Manifest, None)
     if data is not None:
         files = [
-            (kind.removesuffix("s"), name, one["bytes"], f"`{one['sha256']}`")
+            (kind.removesuffix("s"), name, one.get("bytes", ""), f"`{one.get('sha256', '')}`")
             for kind in ("inputs", "outputs")
             for name, one in data.get(kind, {}).items()
         ]

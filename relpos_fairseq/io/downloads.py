@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from relpos_fairseq.io.archives import damage_of
 from relpos_fairseq.io.errors import UserError
@@ -22,7 +22,6 @@ from relpos_fairseq.io.files import (
     Hashes,
     describe_size,
     named_on_disk_full,
-    read_json,
     replace,
     require_space,
     sync,
@@ -31,6 +30,7 @@ from relpos_fairseq.io.files import (
 )
 from relpos_fairseq.io.progress import Bar
 from relpos_fairseq.io.progress import progress as progress_of
+from relpos_fairseq.io.reading import read_json
 
 if TYPE_CHECKING:
     import requests
@@ -247,6 +247,15 @@ def explain_failures(sources: list[RemoteFile], errors: dict[str, list[str]]) ->
 # One file from one address
 
 
+class State(TypedDict, total=False):
+    """Whose part an unfinished file is."""
+
+    url: str
+    etag: str | None
+    modified: str | None
+    file: list[int]
+
+
 class TransferError(Exception):
     """The file could not be fetched from this address; another address may have it."""
 
@@ -374,7 +383,7 @@ class Transfer:
         import requests
 
         offset, headers, timeout = self.offset(), dict(HEADERS), self.network.timeout
-        state = read_json(self.state) or {}
+        state = read_json(self.state, State, {}, "delete it")
         same = offset and state.get("url") == self.url and (self.sha256 or state.get("file") == self.identity())
         validator = state.get("etag") or state.get("modified") if same else None
         if offset and (validator or self.sha256):  # with a hash any mirror may finish the file

@@ -375,17 +375,6 @@ def write_json(path: str | Path, value: object, renews: bool = False) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", renews)
 
 
-def read_json(path: str | Path) -> Any:
-    """Read a JSON file; None where there is none, an error where it is not JSON."""
-    path = Path(path)
-    if not path.exists():
-        return None
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}): delete it") from error
-
-
 def sha256_of(path: str | Path, hashes: "Hashes | None" = None) -> str:
     """Return the SHA-256 of a file's bytes, or of a folder's names and files in order."""
     path = Path(path)

@@ -11,6 +11,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypedDict
+
+from relpos_fairseq.io.reading import parse_json
 
 SELF = ""  # a file's own name in its record
 DEPTH = 4  # folders above a file that may have been written as one
@@ -18,8 +21,14 @@ KEPT = 20  # records of a path that stay when there are many
 MANY = 100_000  # bytes
 LIBRARY = "relpos_fairseq"  # a program that calls this package: it names each output, and may replace any command's
 _writer = LIBRARY  # whose writes are recorded
-
 Description = Mapping[str, tuple[int, str]]  # size and SHA-256 by the name within a folder
+
+
+class Record(TypedDict):
+    """A line of a path's records."""
+
+    by: str
+    files: dict[str, tuple[int, str]]
 
 
 @contextmanager
@@ -82,10 +91,9 @@ def _read(path: Path) -> Iterator[tuple[str, dict]]:
     with suppress(OSError, RuntimeError, UnicodeDecodeError):
         lines = _record_of(path).read_text(encoding="utf-8").splitlines()
     for line in lines:
-        with suppress(ValueError, KeyError, TypeError, RecursionError):
-            found = json.loads(line)
-            if isinstance(found["files"], dict):
-                yield str(found["by"]), found["files"]
+        with suppress(ValueError, RecursionError):
+            found = parse_json(line, Record)
+            yield found["by"], found["files"]
 
 
 def _shorten(file: Path) -> None:

@@ -8,6 +8,7 @@ Nothing else of this package calls a library's loader (tests/io/test_reading.py)
 """
 
 import errno
+import functools
 import json
 import math
 import os
@@ -52,7 +53,9 @@ def reading(path: str | Path, kind: str, remedy: str = REMEDY, error: type[UserE
         if found.filename is None:
             found.filename = str(path)
         raise
-    except (Exception, SystemExit) as found:
+    except BaseException as found:
+        if not isinstance(found, Exception | SystemExit) and type(found).__name__ != "PanicException":  # of Rust
+            raise
         raise error(f"{path} is not {kind} ({_reason(found)}): {remedy}") from found
 
 
@@ -188,73 +191,89 @@ def of_type(value: Any, wanted: Any, place: str = "") -> Any:
             list of just these), dict[str, T], a TypedDict (further keys are allowed), Literal[...], or a union.
         place: where the value stands, for the message: "data/0/title".
     """
-    wrong = _wrong(value, wanted, place)
+    wrong = _wrong(value, wanted, (place,) if place else ())
     if wrong is not None:
         at, found, belongs = wrong
-        raise ValueError(f"{at or 'the whole'} is {_shown(found)}, and must be {belongs}")
+        raise ValueError(f"{'/'.join(map(str, at)) or 'the whole'} is {_shown(found)}, and must be {belongs}")
     return value
 
 
-Wrong = tuple[str, Any, str]  # the place, what is there, and what belongs there
+Place = tuple[object, ...]  # names and numbers from the whole to a part
+Wrong = tuple[Place, Any, str]  # the place, what is there, and what belongs there
 
 
-def _wrong(value: Any, wanted: Any, place: str) -> Wrong | None:
+def _wrong(value: Any, wanted: Any, place: Place) -> Wrong | None:
     """Return the first thing in a value that has another type than it should."""
-    origin, parts = typing.get_origin(wanted), typing.get_args(wanted)
+    if (plain := _PLAIN.get(wanted)) is not None:  # first, since most values are so
+        return None if plain[1](value) else (place, value, plain[0])
+    origin, parts, is_record = _parts(wanted)
     if wanted in (object, Any):
         return None
     if origin in (types.UnionType, typing.Union):
         return _of_none(value, parts, place)
     if origin is typing.Literal:
         return None if value in parts else (place, value, f"one of {', '.join(map(str, parts))}")
-    if typing.is_typeddict(wanted):
+    if is_record:
         return _of_record(value, wanted, place)
-    name, is_right = _PLAIN[origin or wanted]
+    name, is_right = _PLAIN[origin]
     if not is_right(value):
         return place, value, name
     if origin is tuple:
         if len(value) != len(parts):
             return place, value, f"a list of {len(parts)}"
-        return _first(_wrong(*pair, _at(place, number)) for number, pair in enumerate(zip(value, parts, strict=True)))
+        return _first(zip(value, parts, range(len(parts)), strict=True), place)
     if origin is list:
-        return _first(_wrong(one, parts[0], _at(place, number)) for number, one in enumerate(value))
+        return _first(((one, parts[0], number) for number, one in enumerate(value)), place)
     if origin is dict:
         strange = next((key for key in value if not isinstance(key, parts[0])), None)
         if strange is not None:
             return place, strange, "a name as a key"
-        return _first(_wrong(one, parts[1], _at(place, key)) for key, one in value.items())
+        return _first(((one, parts[1], key) for key, one in value.items()), place)
     return None
 
 
-def _of_none(value: Any, parts: tuple, place: str) -> Wrong | None:
+def _of_none(value: Any, parts: tuple, place: Place) -> Wrong | None:
     """Return what is wrong with a value that fits none of several types: within it if one fits its outside."""
-    found = [_wrong(value, part, place) for part in parts]
-    if None in found:
-        return None
+    found = []
+    for part in parts:
+        if (wrong := _wrong(value, part, place)) is None:
+            return None
+        found.append(wrong)
     inner = next((one for one in found if one is not None and one[0] != place), None)
     return inner or (place, value, " or ".join(one[2] for one in found if one is not None))
 
 
-def _of_record(value: Any, wanted: Any, place: str) -> Wrong | None:
+_ABSENT = object()
+
+
+def _of_record(value: Any, wanted: Any, place: Place) -> Wrong | None:
     if not isinstance(value, dict):
         return place, value, "an object"
     absent = next((name for name in sorted(wanted.__required_keys__) if name not in value), None)
     if absent is not None:
-        return _at(place, absent), None, "there"
-    types_of = typing.get_type_hints(wanted)
-    return _first(_wrong(value[name], part, _at(place, name)) for name, part in types_of.items() if name in value)
+        return (*place, absent), _ABSENT, "there"
+    types_of = _types_of(wanted)
+    return _first(((value[name], part, name) for name, part in types_of.items() if name in value), place)
 
 
-def _first(found: Iterator[Wrong | None]) -> Wrong | None:
-    return next((wrong for wrong in found if wrong is not None), None)
+_types_of = functools.cache(typing.get_type_hints)
 
 
-def _at(place: str, part: object) -> str:
-    return f"{place}/{part}" if place else str(part)
+@functools.cache
+def _parts(wanted: Any) -> tuple[Any, tuple, bool]:
+    return typing.get_origin(wanted), typing.get_args(wanted), typing.is_typeddict(wanted)
+
+
+def _first(parts: Iterable[tuple[Any, Any, object]], place: Place) -> Wrong | None:
+    """Return what is wrong with the first of a value's parts, each with its type and its name or number."""
+    for value, wanted, part in parts:
+        if (wrong := _wrong(value, wanted, (*place, part))) is not None:
+            return wrong
+    return None
 
 
 def _shown(value: Any) -> str:
-    if value is None:
+    if value is _ABSENT:
         return "missing"
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)

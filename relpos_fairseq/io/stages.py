@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Any, TypedDict
 
 from relpos_fairseq.io import ledger
 from relpos_fairseq.io.errors import BusyError, UserError
@@ -28,12 +29,12 @@ from relpos_fairseq.io.files import (
     files_below,
     hash_file,
     named_on_disk_full,
-    read_json,
     remove,
     sha256_of,
     size_of,
     write_json,
 )
+from relpos_fairseq.io.reading import parse_json, read_json, reading
 
 # Options of speed and place, which change no result: the values of places are left out, the others altogether.
 NEUTRAL_OPTIONS = ("--workers",)
@@ -177,11 +178,8 @@ def listed(path: Path) -> tuple[Path, dict] | None:
 def _outputs_of(path: Path) -> dict[str, dict]:
     """Return the outputs that a manifest or stamp lists, by their names; none where it is of another program."""
     try:
-        found = read_json(path)
+        outputs = read_json(path, _Made, {}).get("outputs", {})
     except UserError:
-        return {}
-    outputs = found.get("outputs") if isinstance(found, dict) else None
-    if not isinstance(outputs, dict):
         return {}
     return {name: one for name, one in outputs.items() if _is_description(one)}
 
@@ -206,6 +204,37 @@ def check_folder(folder: Path) -> int:
 
 
 # Stages
+
+
+class Settings(TypedDict, total=False):
+    """What a manifest says of the text."""
+
+    languages: tuple[str, str]  # of parallel text
+    tokenizer: str
+    bpe: str
+    normalization: str
+
+
+class Manifest(TypedDict, total=False):
+    """What is read of manifests and stamps; those of older versions say less."""
+
+    command: str
+    settings: Settings
+    inputs: dict[str, dict[str, object]]
+    outputs: dict[str, dict[str, object]]
+    level: str | None
+    sets: dict[str, str]
+
+
+class Stamp(TypedDict):
+    """What is read of a stage's notes of itself."""
+
+    outputs: dict[str, dict[str, object]]
+    counts: dict[str, object]
+
+
+class _Made(TypedDict, total=False):
+    outputs: dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -309,7 +338,7 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Ha
     outputs = {label(path, folder): describe_output(path, hashes) for path in stage.outputs}
     write_json(stamp, {**key, "outputs": outputs, "counts": counts})
     print(f"{position} {stage.name} ... {time.monotonic() - start:.0f} s", flush=True)
-    return read_json(stamp)["counts"]  # as a later run will find them
+    return read_json(stamp, Stamp)["counts"]  # as a later run will find them
 
 
 def holds(old: dict, key: dict, stage: Stage, folder: Path, hashes: Hashes) -> bool:
@@ -395,11 +424,11 @@ def read_stamp(path: Path) -> dict | None:
     """
     folder = path.parent.parent
     try:
-        stamp = read_json(path)
+        stamp = read_json(path, Stamp, None)
     except UserError:
         return None
-    outputs = stamp.get("outputs", {}) if isinstance(stamp, dict) else None
-    if not isinstance(outputs, dict) or not all(_is_description(one) for one in outputs.values()):
+    outputs = (stamp or {}).get("outputs", {})
+    if not all(_is_description(one) for one in outputs.values()):
         return None
     for name, described in outputs.items():
         inner = [f"{name}/{file}" for file in described.get("files", {})]
@@ -459,15 +488,16 @@ class ResumeLog:
         kept: Results of an earlier process that worked under the same key.
     """
 
-    def __init__(self, path: Path, key: dict) -> None:
-        """Read the results kept under `key`, which holds all that they depend on; a file of another key is replaced."""
+    def __init__(self, path: Path, key: dict, wanted: Any = object) -> None:
+        """Read results of the type `wanted` kept under `key`, all that they depend on; others are replaced."""
         self.path = path
         head = json.dumps(key, sort_keys=True) + "\n"
-        lines = path.read_text(encoding="utf-8").splitlines(True) if path.is_file() else []
-        whole = [line for line in lines if line.endswith("\n")]
-        known = whole[:1] == [head]
-        self.kept = [json.loads(line) for line in whole[1:]] if known else []
-        self._start = "".join(whole) if known else head
+        self.kept: list = []
+        self._start = head
+        if path.is_file() and (content := path.read_bytes()).startswith(head.encode()):
+            with reading(path, "a record of work that was cut off", "delete it"):
+                self._start = content[: content.rindex(b"\n") + 1].decode()
+                self.kept = [parse_json(line, wanted) for line in self._start.split("\n")[1:-1]]
 
     @contextmanager
     def opened(self) -> Iterator:

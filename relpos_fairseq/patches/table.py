@@ -16,6 +16,9 @@ import fairseq.models.distributed_fairseq_model as wrapper
 from fairseq import checkpoint_utils, options, utils
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.data import Dictionary, data_utils, indexed_dataset
+from fairseq.data.encoders.gpt2_bpe import GPT2BPE
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
+from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 from fairseq.file_io import PathManager
 from fairseq.modules.quantization.scalar import ops as scalar
 from fairseq.sequence_generator import SequenceGenerator
@@ -33,6 +36,7 @@ from relpos_fairseq.patches import (
     interruption,
     literal_options,
     processes,
+    subwords,
     training,
 )
 
@@ -56,6 +60,9 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (indexed_dataset, "make_dataset", training.make_dataset),
     (Dictionary, "add_from_file", training.add_from_file),
     (masked_lm, "get_whole_word_mask", training.get_whole_word_mask),
+    (SubwordNMTBPE, "__init__", subwords.subword_nmt),
+    (SentencepieceBPE, "__init__", subwords.sentencepiece),
+    (GPT2BPE, "__init__", subwords.gpt2),
     (FairseqTask, "build_criterion", checkpoints.build_criterion),
     (LegacyFairseqTask, "build_criterion", checkpoints.build_criterion),
     (FairseqTask, "filter_indices_by_size", training.filter_indices_by_size),

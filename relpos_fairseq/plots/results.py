@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import numpy as np
 
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.reading import of_type, parse_json, reading
 from relpos_fairseq.plots.axes import Panel, Picture, write_picture
 from relpos_fairseq.preparation.glue_tasks import TASKS
 
@@ -54,10 +54,11 @@ def read_curves(path: Path, measure: str) -> dict[str, Points]:
     """
     curves: dict[str, Points] = {"training": {}, "validation": {}}
     known: set[str] = set()
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         if not (match := LOG_LINE.search(line)):
             continue
-        part, values = match[1], log_numbers(match[2])
+        with reading(path, "a log of fairseq-train"):
+            part, values = match[1], log_numbers(match[2], number)
         values = {name.removeprefix("valid_"): value for name, value in values.items()}  # JSON's
         known |= values.keys()
         if measure in values and "num_updates" in values:
@@ -69,10 +70,19 @@ def read_curves(path: Path, measure: str) -> dict[str, Points]:
     return curves
 
 
-def log_numbers(text: str) -> dict[str, float]:
+def log_numbers(text: str, line: int) -> dict[str, float]:
     """Return the numbers of a line's part after its kind, as JSON or as `name value, name value`."""
-    found = {}
-    for name, value in json.loads(text).items() if text.startswith("{") else NUMBER.findall(text):
+    found: dict[str, float] = {}
+    if text.startswith("{"):
+        if not text.endswith("}"):  # a kill cut it off
+            return found
+        try:
+            pairs = parse_json(text, dict[str, object]).items()
+        except ValueError as error:
+            raise ValueError(f"line {line}: {error}") from None
+    else:
+        pairs = NUMBER.findall(text)
+    for name, value in pairs:
         try:
             found[name] = float(value)
         except (TypeError, ValueError):  # a word, which JSON lines have, too
@@ -118,17 +128,13 @@ def read_scores(path: Path) -> Scores:
     Raises:
         UserError: the file is no such table.
     """
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        found: Scores = {}
-        for row, values in known.items():
+    found: Scores = {}
+    with reading(path, "a table of relpos finetune", "give OUT/PROTOCOL.json or OUT/medians.json"):
+        for row, values in parse_json(path.read_bytes(), dict[str, dict[str, object]]).items():
             model, _, task = row.rpartition("/")
             glue = "values" in values
             each = {task: values["values"][TASKS[task].metrics[0]]} if glue else values
-            for name, value in each.items():
+            for name, value in of_type(each, dict[str, float | list[float] | None], row).items():
                 if value is not None:
-                    number = float(value[0] if isinstance(value, list) else value)
-                    found.setdefault(name, {})[model if glue else row] = number
-    except (OSError, ValueError, TypeError, AttributeError, LookupError):
-        raise UserError(f"{path} is no table of relpos finetune: give OUT/PROTOCOL.json or OUT/medians.json") from None
+                    found.setdefault(name, {})[model if glue else row] = value[0] if isinstance(value, list) else value
     return found

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from relpos_fairseq.io.indexed import read_indexed
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
+from relpos_fairseq.io.reading import parse_json
 from relpos_fairseq.preparation.binarise import count_unknown, write_blocks
 from relpos_fairseq.preparation.settings import LEAST_TOKENS, PACKING, Reading
 from relpos_fairseq.text.assets import Vocabulary
@@ -89,6 +90,12 @@ def read_stream(path: Path, reading: Reading, counts: Counter | None = None) -> 
         yield None
 
 
+class _Document(TypedDict):
+    """A line of JSON."""
+
+    text: str
+
+
 def _read_objects(path: Path, reading: Reading, counts: Counter) -> Iterator[str | None]:
     """Yield the same from JSON lines, each an object whose `text` is a document of lines."""
     lines = read_lines(path, on_bad_line=reading.on_bad_line, counts=counts)
@@ -96,9 +103,8 @@ def _read_objects(path: Path, reading: Reading, counts: Counter) -> Iterator[str
         if not line.strip():
             continue
         try:
-            text = json.loads(line)["text"]
-            parts = text.split("\n")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            parts = parse_json(line, _Document)["text"].split("\n")
+        except (ValueError, RecursionError):
             raise UserError(
                 f"{path}, line {number} is no JSON object with a text: {line.strip()[:60]!r}: give "
                 f"files of JSON lines, or another --documents than json"

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import atomic_folder, open_text_out, read_json, write_json, write_text
+from relpos_fairseq.io.files import atomic_folder, open_text_out, write_json, write_text
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress, table
+from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.io.stages import Stage
 from relpos_fairseq.preparation.binarise import write_indexed
 from relpos_fairseq.preparation.documents import (
@@ -63,9 +64,13 @@ class MlmPreparation(Preparation):
         """Return the encoded text of a file and its index."""
         return [self.work / f"{source.name}{ending}" for ending in (".bin", ".idx")]
 
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return what the stage count counted, by the names of files."""
+        return read_json(self.counts_file, dict[str, dict[str, int]], remedy="delete it")
+
     def sentences(self) -> dict[str, int]:
         """Return the number of training sentences of every language."""
-        counts, totals = read_json(self.counts_file), Counter()
+        counts, totals = self.counts(), Counter()
         for source in self.args.sources:
             if source.split == "train":
                 totals[source.language] += counts[source.name]["sentences"]
@@ -238,7 +243,7 @@ class MlmPreparation(Preparation):
             language: {"sentences": count, "repetitions": round(factors[language], 4)}
             for language, count in sorted(sentences.items())
         }
-        known, files = read_json(self.counts_file), []
+        known, files = self.counts(), []
         for source in args.sources:
             text, made = known[source.name], counts[f"encode-{source.name}"]
             numbers = text.get("documents", 0), text["sentences"], made["tokens"], made.get("unknown", 0)

@@ -7,8 +7,9 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from relpos_fairseq.data.squad import read_json, read_questions, split_name
+from relpos_fairseq.data.squad import read_questions, read_squad, split_name
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import copy_file, write_text
 from relpos_fairseq.io.progress import table
@@ -156,10 +157,10 @@ class QaPreparation(Preparation):
 
 def read_articles(paths: Sequence[Path], on_bad_answer: str) -> dict:
     """Return several files as one, checked."""
-    merged = {"version": "", "data": []}
+    merged: dict[str, Any] = {"version": "", "data": []}
     for path in paths:
         read_questions(path, on_bad_answer)
-        content = read_json(path)
+        content = read_squad(path)
         merged["version"] = content.get("version", "") or merged["version"]
         merged["data"] += content["data"]
     return merged
@@ -191,7 +192,7 @@ def make_splits(args: Namespace) -> dict[str, dict]:
 def texts_of(paths: Iterable[Path]) -> Iterator[str]:
     """Stream every context and question of some files."""
     for path in paths:
-        for article in read_json(path)["data"]:
+        for article in read_squad(path)["data"]:
             for paragraph in article["paragraphs"]:
                 yield paragraph["context"]
                 yield from (entry["question"] for entry in paragraph["qas"])

@@ -16,11 +16,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TypedDict
 
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import bytes_below, describe_size, open_together, read_json, require_space, write_json
+from relpos_fairseq.io.files import bytes_below, describe_size, open_together, require_space, write_json
 from relpos_fairseq.io.lines import COMPRESSED, read_lines
 from relpos_fairseq.io.progress import table
+from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.io.stages import STAMPS, Stage, describe_files, labelled, read_stamp, versions
 from relpos_fairseq.preparation.binarise import binarise_pairs
 from relpos_fairseq.preparation.cleaning import (
@@ -47,9 +49,30 @@ from relpos_fairseq.text.subwords import IDENTITY, load_subwords
 from relpos_fairseq.text.training import learn_sentencepiece, learn_subword_nmt
 
 Counts = dict[str, list[int]]  # pairs, source words and target words, by reason
+Dropped = dict[str, dict[str, list[tuple[int, str, str]]]]  # examples: line, source, target; by corpus and reason
 MANIFEST = "manifest.json"
 COPIES = 4  # of the text in stages: cleaned, tokenized, merged, in subwords
 PACKED = 4  # bytes of text in a byte of a compressed file, about
+
+
+class _Lengths(TypedDict):
+    units: tuple[str, str]
+    scales: tuple[float, float]
+
+
+class _Stages(TypedDict, total=False):
+    clean: dict[str, Counts]
+    tokenise: dict[str, int]
+
+
+class _ShardManifest(TypedDict):
+    """What is read of a shard's manifest."""
+
+    settings: dict[str, object]
+    versions: dict[str, str]
+    inputs: dict[str, object]
+    outputs: dict[str, object]
+    stages: _Stages
 
 
 class WmtPreparation(Preparation):
@@ -120,11 +143,16 @@ class WmtPreparation(Preparation):
 
     def lengths(self) -> Lengths:
         """Return how the lengths of the training text's sides are compared, as the stage count measured it."""
-        return Lengths(**{name: tuple(sides) for name, sides in read_json(self.settings.lengths).items()})
+        found = read_json(self.settings.lengths, _Lengths, remedy="delete it")
+        return Lengths(tuple(found["units"]), tuple(found["scales"]))
+
+    def pairs(self) -> dict[str, int]:
+        """Return every text's number of pairs, as the stage count counted them."""
+        return read_json(self.settings.pairs, dict[str, int], remedy="delete it")
 
     def run_held_out(self) -> dict[str, int]:
         """Normalize and tokenize validation and test sets; nothing is dropped from them."""
-        pairs, folded = read_json(self.settings.pairs), set()
+        pairs, folded = self.pairs(), set()
         tokenisers = self.tokenisers() if self.settings.tokenises else (str, str)
         for split, text in self.texts.held_out.items():
             with open_together(*self.settings.text(split), *self.settings.references(split)) as files:
@@ -158,7 +186,7 @@ class WmtPreparation(Preparation):
 
     def run_clean(self, shard: int) -> dict:
         """Normalize and filter a shard."""
-        settings, pairs = self.settings, read_json(self.settings.pairs)
+        settings, pairs = self.settings, self.pairs()
         held_out = set(read_lines(settings.folded))
         filter = Filter(*settings.languages, settings.limits, held_out, self.lengths())
         return clean_shard(
@@ -206,7 +234,7 @@ class WmtPreparation(Preparation):
         inputs = describe_files(labelled(self.texts.paths(), None), self.hashes)
         for shard in range(1, settings.shards + 1):
             path = settings.shard_folder(shard) / MANIFEST
-            manifest = read_json(path)
+            manifest = read_json(path, _ShardManifest, None)
             option = f"--shard {shard}/{settings.shards}"
             if manifest is None:
                 raise UserError(f"{path} is missing: run with {option} first")
@@ -229,7 +257,7 @@ class WmtPreparation(Preparation):
             whole = all(file.is_file() for file in paths.values())
             if not whole or manifest["outputs"] != describe_files(paths, self.hashes):
                 raise UserError(f"{path} is not of the files beside it: {again}")
-            for name, counts in manifest["stages"]["clean"].items():
+            for name, counts in manifest["stages"].get("clean", {}).items():
                 add_counts(total["clean"].setdefault(name, {}), counts)
             for key, number in manifest["stages"].get("tokenise", {}).items():
                 tokens = total.setdefault("tokenise", {})
@@ -364,7 +392,8 @@ class WmtPreparation(Preparation):
         units = self.lengths().units
         headers = ["training text", "dropped", "pairs left", f"{source} {units[0]}", f"{target} {units[1]}"]
         parts.append(table(training_rows(cleaned, counts["merge"]), headers))
-        shards = [read_json(settings.dropped(shard)) for shard in range(1, settings.shards + 1)]
+        places = map(settings.dropped, range(1, settings.shards + 1))
+        shards = [read_json(place, Dropped, remedy="delete it") for place in places]
         if examples := example_rows(shards):
             parts.append(table(examples, ["dropped, such as", "corpus", "line", source, target], written=True))
         heads = [head for one in settings.languages for head in (f"{one} units", "unknown")]

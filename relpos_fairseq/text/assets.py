@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import atomic_folder, copy_file, read_json, sha256_of
+from relpos_fairseq.io.files import atomic_folder, copy_file, sha256_of
 from relpos_fairseq.io.lines import read_lines
-from relpos_fairseq.io.stages import check_unchanged
+from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.io.stages import Manifest, check_unchanged
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import SPECIAL, UNK, read_dictionary, symbol_of
@@ -155,7 +156,7 @@ def read_text(folder: Path, language: str | None = None) -> Text:
     if language and (model := folder / piece_file(language)).is_file():
         return SentencePieceText(model, read_dictionary(folder / f"dict.{language}.txt"))
     manifest = manifest_of(folder)
-    facts = (manifest and read_json(manifest)) or {}
+    facts: Manifest = read_json(manifest, Manifest) if manifest else {}
     _check_facts(facts, manifest)
     settings = facts.get("settings", {})
     if {"languages", "tokenizer", "bpe"} <= settings.keys():
@@ -178,19 +179,16 @@ _FACTS = {  # of a manifest's settings
 }
 
 
-def _check_facts(facts: dict[str, Any], manifest: Path | None) -> None:
+def _check_facts(facts: Manifest, manifest: Path | None) -> None:
     """Raise an error that names what a manifest says of its text and no version of ours does.
 
     Raises:
         UserError: as said.
     """
-    settings = facts.get("settings", {})
-    wrong: dict[str, Any] = {} if isinstance(settings, dict) else {"settings": settings}
-    said = {} if wrong else settings
-    wrong |= {name: said[name] for name, known in _FACTS.items() if name in said and said[name] not in known}
-    languages = said.get("languages", [])
-    if not isinstance(languages, list) or not all(isinstance(one, str) for one in languages):
-        wrong["languages"] = languages
+    said: dict[str, Any] = {**facts.get("settings", {})}
+    wrong: dict[str, Any] = {
+        name: said[name] for name, known in _FACTS.items() if name in said and said[name] not in known
+    }
     if (level := facts.get("level")) not in (None, SENTENCEPIECE, *BUILT_IN):
         wrong["level"] = level
     for name, value in wrong.items():
@@ -297,7 +295,8 @@ def manifest_of(folder: Path) -> Path | None:
         if not path.is_file():
             continue
         name = folder.absolute().relative_to(place.absolute()).as_posix()
-        if depth == 0 or name in (read_json(path) or {}).get("outputs", {}):
+        found = None if depth == 0 else read_json(path)  # another program's may hold anything
+        if depth == 0 or (isinstance(found, dict) and name in (found.get("outputs") or ())):
             return path
     return None
 

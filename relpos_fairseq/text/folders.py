@@ -11,9 +11,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.reading import read_json, read_text, reading
 from relpos_fairseq.text.dictionary import MASK, UNKNOWN
 from relpos_fairseq.text.sentencepiece_model import add_tokens, added_token, replacement, sentencepiece_state
 from relpos_fairseq.text.tokenizer import (
@@ -79,7 +80,8 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         raise UserError(f"no tokenizer folder {folder}: give a folder that holds {_EXPECTED}")
     if not holds_tokenizer(folder):
         raise UserError(f"no tokenizer in {folder}: expected {_EXPECTED}")
-    try:
+    kind = f"a tokenizer that tokenizers {import_tokenizers().__version__} reads"
+    with reading(folder, kind, "a newer release may: pip install -U tokenizers"):
         settings = _Settings(folder)
         names = settings.choose(_present(folder))
         paths = [folder / name for name in names]
@@ -87,15 +89,6 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         named = settings.complete(state)
         files = {path.name: path for path in tokenizer_paths(folder)}
         return Tokenizer(state, files, named, ids_as_symbols=names[0] == "encoder.json", carried=settings.carried())
-    except UserError:
-        raise
-    except Exception as error:  # the library raises bare Exceptions, and a file may hold anything
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        release = import_tokenizers().__version__
-        raise UserError(
-            f"{folder}: its tokenizer is none that tokenizers {release} reads ({what}); a newer release may: "
-            f"pip install -U tokenizers"
-        ) from None
 
 
 def holds_tokenizer(folder: Path) -> bool:
@@ -127,8 +120,8 @@ class _Settings:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.config = _read_object(folder / SETTINGS)
-        model = _read_object(folder / "config.json")
+        self.config = _object(folder / SETTINGS)
+        model = _object(folder / "config.json")
         self.named = self.config.get("tokenizer_class") or model.get("tokenizer_class") or model.get("model_type")
         if not isinstance(self.named, str | None):
             raise UserError(f"{folder}: tokenizer_class must be a name, got {self.named!r}")
@@ -205,7 +198,7 @@ class _Settings:
     def _files(self) -> list[dict[str, Any]]:
         """The files that name special tokens, the stronger one last."""
         legacy = "added_tokens_decoder" not in self.config
-        return [self.config, *([_read_object(self.folder / SPECIAL_TOKENS)] if legacy else [])]
+        return [self.config, *([_object(self.folder / SPECIAL_TOKENS)] if legacy else [])]
 
     def _special(self) -> dict[str, Any]:
         """Return the special tokens by their roles."""
@@ -231,7 +224,10 @@ class _Settings:
             special = {
                 token["content"] for token in [*map(added_token, self._special().values()), *self._more_special()]
             }
-            decoder = {n: {"content": one, "special": one in special} for one, n in _read_object(path).items()}
+            numbers = read_json(path, dict[str, int], {})
+            decoder = {str(n): {"content": one, "special": one in special} for one, n in numbers.items()}
+            if len(decoder) < len(numbers):
+                raise UserError(f"{path}: {len(numbers)} added tokens have {len(decoder)} numbers")
         if wrong := [number for number in decoder if not str(number).isdecimal()]:
             raise UserError(f"{path}: an added token has the number {wrong[0]!r}: a whole number is needed")
         if len(numbers := {int(number) for number in decoder}) < len(decoder):
@@ -254,30 +250,50 @@ class _Settings:
 
 def _is_bert(folder: Path) -> bool:
     """Return True if tokenizer.json normalizes as BERT's classes do, whose settings then decide."""
-    normalizer = _read_object(folder / TOKENIZER_JSON).get("normalizer")
+    normalizer = _object(folder / TOKENIZER_JSON).get("normalizer")
     return isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer"
 
 
 # The files of vocabularies
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+class _AnyModel(TypedDict):
+    """The part of a tokenizer.json that every model has."""
+
+    vocab: dict[str, int] | list[tuple[str, float]]
+
+
+class _Model(_AnyModel, total=False):
+    type: str
+    merges: list[str] | list[tuple[str, str]]
+    unk_id: int | None
+
+
+class _Added(TypedDict):
+    """A token that was added to a vocabulary."""
+
+    id: int
+    content: str
+
+
+class _AnyWhole(TypedDict):
+    """What is read of a tokenizer.json before the library reads it."""
+
+    model: _Model
+
+
+class _Whole(_AnyWhole, total=False):
+    added_tokens: list[_Added] | None
+
+
+def _object(path: Path) -> dict[str, Any]:
     """Return the object of a JSON file; an empty one if there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path} must hold an object, got {str(found)[:40]!r}")
-    return found
+    return read_json(path, dict[str, object], {})
 
 
-def _read_json(paths: list[Path], settings: _Settings) -> State:
-    state = _read_object(paths[0])
-    if not isinstance(model := state.get("model"), dict):
-        raise UserError(f"{paths[0]} is no {TOKENIZER_JSON}: it has no model")
+def _read_whole(paths: list[Path], settings: _Settings) -> State:
+    state = read_json(paths[0], _Whole)
+    model = state["model"]
     model.setdefault(
         "type", "BPE" if "merges" in model else "Unigram" if isinstance(model["vocab"], list) else "WordPiece"
     )
@@ -291,16 +307,14 @@ def _read_json(paths: list[Path], settings: _Settings) -> State:
 
 def _lines(path: Path) -> list[str]:
     """Return the lines of a file, which only line feeds end (and carriage returns): U+2028 may be a piece."""
-    try:
-        return path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no UTF-8 at byte {error.start}: convert it, or copy it again") from None
+    text = read_text(path, "a vocabulary").replace("\r\n", "\n").replace("\r", "\n")
+    return text.rstrip("\n").split("\n")
 
 
 def _read_byte_bpe(paths: list[Path], settings: _Settings) -> State:
     lines = _lines(paths[1])
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    vocab = _read_object(paths[0])
+    vocab = read_json(paths[0], dict[str, int])
     wrong = next((pair for pair in merges if len(pair) != 2 or "".join(pair) not in vocab), None)
     if wrong is not None:
         raise UserError(f"{paths[1]}: {' '.join(wrong)!r} is no merge of two pieces to one of {paths[0].name}")
@@ -344,7 +358,7 @@ def _read_sentencepiece(paths: list[Path], settings: _Settings) -> State:
 
 
 _READERS: dict[tuple[str, ...], Callable[[list[Path], _Settings], State]] = {
-    (TOKENIZER_JSON,): _read_json,
+    (TOKENIZER_JSON,): _read_whole,
     (SENTENCEPIECE_MODEL,): _read_sentencepiece,
     ("sentencepiece.bpe.model",): _read_sentencepiece,
     ("spm.model",): _read_sentencepiece,

@@ -8,7 +8,6 @@ tokens are exactly the characters or bytes of the text.
 from __future__ import annotations
 
 import codecs
-import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.io.stages import Manifest
 from relpos_fairseq.text.dictionary import CONTINUED, EOS, SPECIAL, UNK, UNKNOWN, WORD_START, ids_of, symbol_of, word_of
 from relpos_fairseq.text.subwords import with_spaces
 from relpos_fairseq.text.tokenizer import load_sentencepiece, usable_pieces
@@ -229,7 +230,7 @@ def text_level(folder: Path, dictionary: Any, wanted: str = "auto") -> str:
         return wanted
     manifest = folder / "manifest.json"
     if manifest.exists():
-        named = json.loads(manifest.read_text(encoding="utf-8")).get("level")
+        named = read_json(manifest, Manifest).get("level")
         named = "subword" if named in SUBWORD_LEVELS else named
         if named in LEVELS:
             return named

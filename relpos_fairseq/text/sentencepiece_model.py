@@ -109,8 +109,11 @@ def added_token(value: Any) -> dict[str, Any]:
     given = value if isinstance(value, Mapping) else {"content": value, "special": True}
     if not isinstance(given.get("content"), str):
         raise UserError(f"a special or added token must be a text or an object with its content, got {value!r}")
-    flags = {name: bool(given.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "special")}
-    return {"content": given["content"]} | flags | {"normalized": bool(given.get("normalized", not flags["special"]))}
+    flags = {name: given.get(name, False) for name in ("single_word", "lstrip", "rstrip", "special")}
+    flags["normalized"] = given.get("normalized", not flags["special"])
+    if wrong := [name for name, value in flags.items() if not isinstance(value, bool)]:
+        raise UserError(f"added token {given['content']!r}: {wrong[0]} must be true or false, got {flags[wrong[0]]!r}")
+    return {"content": given["content"]} | flags
 
 
 def add_tokens(state: State, added: list[dict[str, Any]], special: list[dict[str, Any]]) -> None:

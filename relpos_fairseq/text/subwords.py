@@ -7,8 +7,9 @@ from collections.abc import Callable
 from contextlib import redirect_stderr
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.reading import read_text, reading
 from relpos_fairseq.text.dictionary import CONTINUED, SPECIAL, WORD_START, is_text
 from relpos_fairseq.text.tokenizer import SUBWORD_NMT, load_sentencepiece
 
@@ -22,6 +23,20 @@ def with_spaces(line: str) -> str:
     return " ".join(line.replace(WORD_START, " ").split()) if WORD_START in line else line
 
 
+def load_merges(codes: str | Path, **options: Any) -> Any:
+    """Return subword-nmt's BPE of a file of merges; options are the library's."""
+    from subword_nmt.apply_bpe import BPE
+
+    with reading(codes, "a file of merges of subword-nmt"), redirect_stderr(io.StringIO()) as said:
+        try:
+            library = BPE(io.StringIO(read_text(codes, "a file of merges of subword-nmt")), **options)
+        except SystemExit:  # the library ends the program
+            raise ValueError(" ".join(said.getvalue().split())) from None
+        if not library.bpe_codes:
+            raise ValueError("it has no merge")
+    return library
+
+
 class SubwordNmt:
     """Splits the words of a line as subword-nmt does with a file of merges; caches the subwords of frequent words.
 
@@ -29,14 +44,7 @@ class SubwordNmt:
     """
 
     def __init__(self, codes: Path):
-        from subword_nmt.apply_bpe import BPE
-
-        with redirect_stderr(io.StringIO()) as said, codes.open(encoding="utf-8") as file:
-            try:
-                self.library = BPE(file)
-            except (SystemExit, ValueError, IndexError) as error:  # the library ends the program
-                told = " ".join(said.getvalue().split()) or error
-                raise UserError(f"{codes} holds no merges of subword-nmt ({told}): copy it again") from None
+        self.library = load_merges(codes)
         self.subwords = lru_cache(REMEMBERED)(self.split)
 
     def split(self, word: str) -> list[str]:

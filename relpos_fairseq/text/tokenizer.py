@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import write_bytes
+from relpos_fairseq.io.reading import reading
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import MASK, SPECIAL, UNKNOWN, WORD_START, write_dictionary
 
@@ -109,7 +111,8 @@ class Tokenizer:
             begun = [text[lead:] for text, lead in zip(texts, leads, strict=True)]
             found = self.model.encode_batch(begun, add_special_tokens=False)
         except Exception as error:  # a vocabulary without its own unknown token
-            raise UserError(f"this {self.kind} tokenizer cannot encode the text: {error}") from None
+            place = next((one.parent for one in self.files.values() if isinstance(one, Path)), "this")
+            raise UserError(f"{place}: the {self.kind} tokenizer cannot encode the text: {error}") from None
         return [
             ([self._text_of[number] for number in one.ids], [(start + lead, end + lead) for start, end in one.offsets])
             for one, lead in zip(found, leads, strict=True)
@@ -462,12 +465,17 @@ def load_sentencepiece(model: Path | bytes) -> Any:
     """
     import sentencepiece
 
-    try:
+    with reading("this" if isinstance(model, bytes) else model, "a sentencepiece model"):
         content = model if isinstance(model, bytes) else model.read_bytes()
-        return sentencepiece.SentencePieceProcessor(model_proto=content)
-    except (RuntimeError, OSError) as error:
-        name = "this" if isinstance(model, bytes) else model
-        raise UserError(f"{name} is not a sentencepiece model: {error}") from None
+        if not content:
+            raise ValueError("an empty file")
+        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
+        for number in range(processor.get_piece_size()):
+            if not math.isfinite(processor.get_score(number)):
+                raise ValueError(f"the piece {processor.id_to_piece(number)!r} has no finite score")
+        if not usable_pieces(processor):
+            raise ValueError("it has no piece of text")
+    return processor
 
 
 def usable_pieces(processor: Any) -> list[str]:

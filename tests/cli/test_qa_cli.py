@@ -496,7 +496,7 @@ def test_wrong_data_folder(tmp_path):
         (["x.json", "--path", "p", "--null-odds", "o"], "--null-odds needs --predictions"),
         (["x.json", "--path", "p", "--max-tokens", "0"], "--max-tokens must be 1 or more, got 0"),
         (["x.json", "--predictions", "p"], "no such file of questions: x.json"),
-        (["q.json", "--predictions", "n.json"], "n.json: id '0-0' must have the text of an answer"),
+        (["q.json", "--predictions", "n.json"], "n.json is not the JSON that is expected (0-0 is [{"),
         (["q.json", "--predictions", "a.json", "--null-odds", "o.json"], "o.json lacks 1 of the ids of a.json: 0-1"),
     ],
 )
@@ -550,7 +550,7 @@ def test_prepare(tmp_path):
         (["--tokenizer", "nowhere", "--train-articles", "2"], "no nowhere/dict.txt"),
         (["--tokenizer", "nowhere", "--vocab-size", "9"], "--vocab-size needs --train-tokenizer"),
         (["--train-tokenizer", "bpe", "--train-articles", "2", "--eval", "short.json"], "short.json has 3 articles"),
-        (["--train-tokenizer", "bpe", "--valid", "broken.json"], "broken.json is not SQuAD's"),
+        (["--train-tokenizer", "bpe", "--valid", "broken.json"], "broken.json is not SQuAD's format (data is 1,"),
         (
             ["--train-tokenizer", "bpe", "--train-articles", "2", "--out", "pieces"],
             "--out pieces holds another tokenizer's sentencepiece.model",

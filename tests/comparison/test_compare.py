@@ -233,6 +233,15 @@ def test_wrong_specifications(tmp_path, capsys):
         ({**SMALL, "schemes": []}, "schemes is empty"),
         ({**SMALL, "seeds": 0}, "seeds must be a number above 0"),
         ({**SMALL, "seeds": [1, 1]}, "a list of different ones"),
+        ({**SMALL, "seeds": 100_000_000_000}, "seeds must be at most 1,000"),
+        ({**SMALL, "seeds": -1}, "seeds must be a number above 0"),
+        ({**SMALL, "seeds": True}, "seeds must be a number above 0"),
+        ({**SMALL, "seeds": [2**40]}, "seeds must be whole numbers from 1 to"),
+        ({**SMALL, "title": ["a"]}, 'title is ["a"], and must be'),
+        ({**SMALL, "train": {"lr": float("nan")}}, "train/lr is NaN, and must be"),
+        ({**SMALL, "schemes": {"near": [1]}}, "schemes/near is [1], and must be"),
+        ({**SMALL, "tasks": {"x": {"kind": "copy", "longest": "4"}}}, 'task x: longest is "4", and must be a whole'),
+        ({**SMALL, "tasks": {"x": {"kind": ["copy"]}}}, "task x: there is no kind ['copy']"),
         ({**SMALL, "baseline": "t5"}, "baseline t5 is none of the schemes: none, near"),
         ({**SMALL, "pairs": [["none", "t5"]]}, "pairs must be baseline, all, or a list"),
         ({**SMALL, "tasks": {"a/b": {"kind": "copy"}}}, "'a/b' cannot be the name of a folder"),
@@ -241,9 +250,12 @@ def test_wrong_specifications(tmp_path, capsys):
         assert relpos(["compare", "run", str(write(tmp_path / "wrong.yaml", content))]) == 2
         error = capsys.readouterr().err
         assert message in error and len(error.strip().splitlines()) == 1
+    (tmp_path / "wrong.yaml").write_text("seeds: 1\nseeds: 2\n")
+    assert relpos(["compare", "run", str(tmp_path / "wrong.yaml")]) == 2
+    assert "'seeds' is named twice" in capsys.readouterr().err
     (tmp_path / "wrong.yaml").write_text("a: [")
     assert relpos(["compare", "run", str(tmp_path / "wrong.yaml")]) == 2
-    assert "is not YAML" in capsys.readouterr().err
+    assert "is not the YAML that is expected" in capsys.readouterr().err
     assert relpos(["compare", "status", str(tmp_path / "none.yaml")]) == 2
 
 

@@ -158,5 +158,5 @@ def test_types_that_hold_the_same_are_read(tmp_path):
 def test_an_index_names_files(tmp_path):
     for value in (5, None, ["a"], "../a"):
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": value}}))
-        with pytest.raises(ConversionError, match="has no weight_map of file names"):
+        with pytest.raises(ConversionError, match="weight_map/a is .*must be a text|not a file beside it"):
             read_weights(tmp_path)

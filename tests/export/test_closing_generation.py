@@ -123,14 +123,14 @@ def test_numbers_that_are_none_are_named(tmp_path, capsys):
 
 
 SPOILT_TEXT = {
-    "settings": ({"settings": None}, "manifest.json: settings is None"),
+    "settings": ({"settings": None}, "manifest.json is not the JSON that is expected (settings is null,"),
     "languages": ({"settings": {"languages": 5, "tokenizer": "moses", "bpe": "none"}}, "languages is 5"),
     "others": ({"settings": {"languages": ["fr", "de"], "tokenizer": "moses", "bpe": "none"}}, "is of fr and de"),
     "bpe": ({"settings": {"languages": ["en", "de"], "tokenizer": "moses", "bpe": "x"}}, "bpe is 'x', which no"),
     "level": ({"level": "bpe"}, "manifest.json: level is 'bpe', which no version writes"),
     "merges": (
         {"settings": {"languages": ["en", "de"], "tokenizer": "moses", "bpe": "subword-nmt"}},
-        "bpe.codes holds no merges of subword-nmt",
+        "bpe.codes is not a file of merges of subword-nmt",
     ),
 }
 

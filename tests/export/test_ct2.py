@@ -20,7 +20,7 @@ from helpers.lm_models import randomized
 from helpers.models import small_model, small_task
 from relpos_fairseq.export import ct2
 from relpos_fairseq.export.optional_imports import ExportError
-from relpos_fairseq.io.files import read_json
+from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
 HELD = "none sinusoidal learned sentence shaw shaw_keys rope t5 rel_scalar alibi kerple".split()

@@ -14,7 +14,7 @@ from helpers import ROOT
 from helpers.commands import relpos
 from helpers.exported import write_checkpoint
 from helpers.glue_data import write_glue
-from relpos_fairseq.io.files import read_json
+from relpos_fairseq.io.reading import read_json
 
 SCRIPT = ROOT / "examples" / "roberta" / "finetune_mrpc.py"
 

@@ -17,7 +17,7 @@ from helpers.lm_models import RELATIVE, lm_config
 from helpers.models import small_config, small_model, small_task
 from relpos_fairseq.export import model_adapters, onnx
 from relpos_fairseq.export.optional_imports import ExportError
-from relpos_fairseq.io.files import read_json
+from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.models.building import Rows
 from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel

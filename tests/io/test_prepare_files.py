@@ -185,11 +185,7 @@ def test_json_and_compressed_text_depend_on_the_value_alone(tmp_path):
     for name in ("a.json", "b.json"):
         files.write_json(tmp_path / name, {"b": "ä", "a": [1]} if name < "b" else {"a": [1], "b": "ä"})
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    assert files.read_json(tmp_path / "a.json") == {"a": [1], "b": "ä"}
-    assert files.read_json(tmp_path / "none.json") is None
-    (tmp_path / "a.json").write_text("{")
-    with pytest.raises(UserError, match="a.json is not JSON"):
-        files.read_json(tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_bytes()) == {"a": [1], "b": "ä"}
     for name in ("a.gz", "b.gz"):
         files.write_text(tmp_path / name, "text\n")
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()

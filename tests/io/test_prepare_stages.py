@@ -21,8 +21,9 @@ from helpers.folders import contents
 from relpos_fairseq.io import stages
 from relpos_fairseq.io import stages as manifest
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import atomic_folder, read_json, write_text
+from relpos_fairseq.io.files import atomic_folder, write_text
 from relpos_fairseq.io.processes import ordered_map
+from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.io.stages import Stage, run_stages
 from relpos_fairseq.preparation import binarise
 from relpos_fairseq.preparation.binarise import write_indexed

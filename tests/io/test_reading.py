@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, TypedDict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import ROOT
 from relpos_fairseq.io.command import run_command
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import of_type, read_json, read_json_lines, read_yaml, reading
 
 
-class Row(TypedDict):
-    """A record with a key that may be absent."""
+class Named(TypedDict):
+    """A record."""
 
     name: str
-    score: NotRequired[float | None]
+
+
+class Row(Named, total=False):
+    """A record with a key that may be absent."""
+
+    score: float | None
 
 
 @pytest.mark.parametrize(
@@ -126,3 +133,67 @@ def test_a_type_is_there_or_a_value_error(value: object, wanted: Any) -> None:
     except ValueError as error:
         assert "must be" in str(error) and "\n" not in str(error)
     assert of_type(value, object) is value and json.dumps(value)
+
+
+# Readers of libraries for text; a call of one stands within `with reading(...)`, or reads no file.
+READERS = {"json.load", "json.loads", "csv.reader", "csv.DictReader", "pd.read_csv", "json.JSONDecoder"}
+READERS |= {"BPE", "SentencePieceProcessor", "from_file", "from_str", "FromString", "ParseFromString"}
+NO_FILE = {
+    "attention/triton/selftest_cache.py:_read": "our own cache, made anew if broken; attention/ imports no io/",
+    "attention/triton/selftest_cache.py:run": "a line of our own child",
+    "conversion/closing_check.py:ask": "a line of our own child",
+    "conversion/closing_check.py:serve": "a line of our own parent",
+    "export/transformers_folder.py:generating_config": "a value that was made here",
+    "io/stages.py:as_json": "a value that was made here",
+    "preparation/glue_tasks.py:_fields": "a line, whose caller names file and number",
+    "text/folders.py:_read_byte_bpe": "an untrained model's own text",
+    "text/folders.py:_read_wordpiece": "an untrained model's own text",
+    "text/sentencepiece_model.py:sentencepiece_state": "what `load_sentencepiece` has read",
+    "text/tokenizer.py:_as_text": "the content that `load_tokenizer` reads within `reading`, or that was made here",
+    "text/tokenizer.py:content": "its own copy of what was read",
+    "text/tokenizer.py:continues_after_mask": "a value that was made here",
+    "text/tokenizer.py:json_of": "a model's own text",
+    "text/training.py:_of_library": "a model's own text",
+    "text/transformers_files.py:transformers_files": "a value that was made here",
+}
+
+
+def readers_of(path: Path) -> set[str]:
+    """The functions that call a library's reader outside of `with reading(...)`."""
+    found = set()
+
+    def walk(node: ast.AST, function: str) -> None:
+        if isinstance(node, ast.FunctionDef):
+            function = node.name
+        if isinstance(node, ast.With | ast.AsyncWith):
+            calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+            if any(isinstance(call.func, ast.Name) and call.func.id == "reading" for call in calls):
+                return
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name in READERS or name.split(".")[-1] in READERS - {"BPE"} or name.startswith("yaml."):
+                found.add(f"{path.relative_to(ROOT / 'relpos_fairseq').as_posix()}:{function}")
+        for child in ast.iter_child_nodes(node):
+            walk(child, function)
+
+    walk(ast.parse(path.read_text(encoding="utf-8")), "")
+    return found
+
+
+def test_no_library_reads_a_file_outside_of_the_boundary() -> None:
+    paths = set((ROOT / "relpos_fairseq").rglob("*.py")) - {ROOT / "relpos_fairseq" / "io" / "reading.py"}
+    assert set().union(*map(readers_of, paths)) == NO_FILE.keys()
+
+
+def test_readers_have_no_other_name() -> None:
+    """No import by which the test above would not see a reader."""
+    for path in (ROOT / "relpos_fairseq").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module in ("json", "csv", "yaml"):
+                pytest.fail(f"{path}: import {node.module} whole")
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                renamed = [
+                    one for one in node.names if one.asname and one.name.split(".")[0] in ("json", "csv", "yaml")
+                ]
+                renamed += [one for one in node.names if one.asname and one.name in READERS]
+                assert not renamed, path

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fairseq.data import TokenBlockDataset, data_utils
+from fairseq.data import TokenBlockDataset, data_utils, encoders
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.tasks import masked_lm
@@ -362,3 +362,25 @@ def test_damaged_data_are_not_read(tmp_path, capsys):
     (out / "dict.txt").write_text("<html>\n")
     with pytest.raises(UserError, match="dict.txt is not"):
         read_text(out)
+
+
+@pytest.mark.parametrize("content", [b"", b"a b c\n", b"#version: 0.2\na\n", b"#version: x.y\na b\n", b"\xff\xfe"])
+def test_subwords_of_a_broken_file_name_it(tmp_path, content):
+    for name, options in (
+        ("subword_nmt", {"bpe_codes": "F"}),
+        ("sentencepiece", {"sentencepiece_model": "F"}),
+        ("gpt2", {"gpt2_encoder_json": "F", "gpt2_vocab_bpe": "F"}),
+    ):
+        path = tmp_path / "broken"
+        path.write_bytes(content)
+        given = dict.fromkeys(options, str(path))
+        with pytest.raises(ValueError, match="broken is not ") as caught:
+            encoders.build_bpe(Namespace(bpe=name, bpe_separator="@@", **given))
+        assert "\n" not in str(caught.value)
+
+
+def test_merges_with_a_byte_order_mark_are_the_same(tmp_path):
+    for name, mark in (("a", b""), ("b", b"\xef\xbb\xbf")):
+        (tmp_path / name).write_bytes(mark + b"#version: 0.2\na b</w>\n")
+        made = encoders.build_bpe(Namespace(bpe="subword_nmt", bpe_codes=str(tmp_path / name), bpe_separator="@@"))
+        assert made.encode("ab aab") == "ab a@@ ab"

@@ -524,4 +524,4 @@ def test_bars_of_scores(tmp_path, capsys):
     for content in ("[]", "{}{", '{"a": 3}'):
         paths[0].write_text(content)
         assert relpos("plot", "--scores", paths[0], "--out", tmp_path / "three") == 2
-        assert "chen.json is no table of relpos finetune" in capsys.readouterr().err
+        assert "chen.json is not a table of relpos finetune" in capsys.readouterr().err

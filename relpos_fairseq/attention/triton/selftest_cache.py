@@ -59,8 +59,18 @@ def verdicts() -> Iterator[tuple[Path, dict]]:
     """Yield the file and the contents of each cached verdict, of any GPU."""
     for folder in cache.folders():
         for path in sorted(folder.glob("verdict-*.json")):
-            with suppress(OSError, ValueError):
-                yield path, json.loads(path.read_text(encoding="utf-8"))
+            if (found := _read(path)) is not None:
+                yield path, found
+
+
+def _read(path: Path) -> dict | None:
+    """Return a cached verdict, or None where there is none or a broken one: the test then runs again."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    is_whole = isinstance(found, dict) and found.keys() >= {"gpu", "call"} and isinstance(found.get("erred"), list)
+    return found if is_whole and all(isinstance(one, str) for one in found["erred"]) else None
 
 
 def _from_cache(signature: CallSignature) -> str | None:
@@ -69,8 +79,8 @@ def _from_cache(signature: CallSignature) -> str | None:
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     path = cache.writable_folder() / f"verdict-{key}.json"
     with cache.locked(path):
-        with suppress(OSError, ValueError, KeyError):
-            return _in_words(json.loads(path.read_text(encoding="utf-8"))["erred"], path)
+        if (known := _read(path)) is not None:
+            return _in_words(known["erred"], path)
         erred, final = run(signature)
         if final:
             _write(path, {**facts, "erred": erred})

@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from relpos_fairseq.io.files import atomic_folder, read_json, remove, sha256_of, write_json
+from relpos_fairseq.io.files import atomic_folder, remove, sha256_of, write_json
 from relpos_fairseq.io.processes import USER_DIR, Fork, in_fork, key_of
+from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.io.stages import locked
 
 KINDS: dict[str, type[Task]] = {}
@@ -161,7 +162,7 @@ class Workspace:
 
     def manifest(self) -> dict:
         """Return what `Task.prepare` noted of the data."""
-        return read_json(self.data / "data.json") or {}
+        return read_json(self.data / "data.json", dict[str, object], {}, "delete it")
 
     def load(self) -> tuple[Any, Any]:
         """Return the trained model, on the GPU where there is one, and its fairseq task."""

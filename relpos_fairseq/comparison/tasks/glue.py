@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from relpos_fairseq.comparison.protocols import BATCH_SIZE, METRIC_NAMES, PROTOC
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, kind
 from relpos_fairseq.comparison.tasks.classification import logits_of
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import read_json
+from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.preparation.glue_tasks import TASKS
 
 ARCH = "relpos_roberta"
@@ -145,6 +145,15 @@ class FineTuning(Task):
         }
 
 
+class _Prepared(TypedDict):
+    """What is read of a prepared task's task.json."""
+
+    max_length: int
+    init_token: int
+    separator_token: int
+    train: int
+
+
 @kind("glue")
 @dataclass(frozen=True, kw_only=True)
 class Glue(FineTuning):
@@ -164,9 +173,9 @@ class Glue(FineTuning):
                 raise ValueError(f"there is no {value}; known: {', '.join(known)}")
 
     @cached_property
-    def known(self) -> dict:
+    def known(self) -> _Prepared:
         """The content of task.json, which `relpos prepare glue` wrote; without it the task is not prepared."""
-        if (found := read_json(self.folder() / "task.json")) is None:
+        if (found := read_json(self.folder() / "task.json", _Prepared, None)) is None:
             raise UserError(f"{self.folder()} was not made by relpos prepare glue: run it for {self.name}")
         return found
 

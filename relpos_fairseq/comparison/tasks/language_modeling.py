@@ -16,11 +16,12 @@ from typing import ClassVar
 import numpy as np
 
 from relpos_fairseq.comparison import scores
-from relpos_fairseq.comparison.scores import pack, unpack
+from relpos_fairseq.comparison.scores import Packed, pack, unpack
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, binarise, device, kind, write_lines
 from relpos_fairseq.data import corpus
-from relpos_fairseq.io.files import read_json, write_json, write_text
+from relpos_fairseq.io.files import write_json, write_text
 from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.io.reading import read_json
 
 BLOCK = 32  # neighbouring predictions, which are alike, that count as one example
 SPACE = "▁"
@@ -87,7 +88,7 @@ class Characters(Task):
         place = workspace.folder / f"{name}.json"
         context = self.context * int(name.removesuffix("x"))
         workspace.in_child(name, lambda: write_json(place, pack(self.nats(workspace, context)), renews=True))
-        nats = unpack(read_json(place))
+        nats = unpack(read_json(place, Packed))
         starts = np.arange(0, len(nats), BLOCK)
         counts = np.diff([*starts, len(nats)])
         rows = np.stack([np.add.reduceat(nats, starts), counts], 1)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 from sacrebleu.metrics import BLEU
@@ -18,8 +18,8 @@ from relpos_fairseq.comparison.tasks.base import Workspace, kind, write_lines
 from relpos_fairseq.comparison.tasks.encoder_decoder import Pair, Pairs, binarise_pairs
 from relpos_fairseq.data import corpus
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import read_json
 from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
 from relpos_fairseq.text.moses import Detokeniser
 from relpos_fairseq.text.tokenizer import load_sentencepiece
@@ -168,6 +168,18 @@ class Parallel(Translation):
         return bool(self.longest) and max(len(line.split()) for line in pair) > self.longest
 
 
+class _Settings(TypedDict):
+    languages: tuple[str, str]
+    tokenizer: str
+    bpe: str
+
+
+class _Prepared(TypedDict):
+    """What is read of a prepared folder's manifest."""
+
+    settings: _Settings
+
+
 @kind("prepared")
 @dataclass(frozen=True, kw_only=True)
 class Prepared(Translation):
@@ -190,12 +202,12 @@ class Prepared(Translation):
         shutil.copy(self.data / "manifest.json", folder / "prepared.json")
 
     def pair(self, workspace: Workspace) -> Pair:
-        return tuple(read_json(workspace.data / "prepared.json")["settings"]["languages"])
+        return tuple(read_json(workspace.data / "prepared.json", _Prepared)["settings"]["languages"])
 
     @cached_property
     def target_language(self) -> str:
         """The target's language, as the folder's manifest has it."""
-        manifest = read_json(self.data / "manifest.json")
+        manifest = read_json(self.data / "manifest.json", _Prepared, None)
         if manifest is None:
             raise ValueError(f"task {self.label} needs what is not there: {self.data / 'manifest.json'}")
         return manifest["settings"]["languages"][1]
@@ -204,7 +216,7 @@ class Prepared(Translation):
         return name
 
     def plain(self, system: list[str], workspace: Workspace) -> list[str]:
-        settings = read_json(workspace.data / "prepared.json")["settings"]
+        settings = read_json(workspace.data / "prepared.json", _Prepared)["settings"]
         return list(map(Detokeniser(settings["languages"][1], settings["tokenizer"], settings["bpe"]), system))
 
 

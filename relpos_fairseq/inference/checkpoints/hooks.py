@@ -28,7 +28,8 @@ from relpos_fairseq.config import help_text
 from relpos_fairseq.inference.checkpoints.narrow_search import narrowed
 from relpos_fairseq.inference.model_card import write_card
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import read_json
+from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.io.stages import Manifest
 from relpos_fairseq.modules.memory import Memory
 from relpos_fairseq.nn.packed import quantize
 from relpos_fairseq.patches.table import replaces
@@ -81,7 +82,7 @@ class FolderText:
         """Read the folder; one that does not say how text becomes symbols is refused."""
         folder = Path(cfg.tokenizer_folder)
         manifest = manifest_of(folder)
-        settings = (read_json(manifest) if manifest else {}).get("settings", {})
+        settings = (read_json(manifest, Manifest) if manifest else {}).get("settings", {})
         source, target = settings.get("languages", (None, None))
         self.source, self.target = read_text(folder, source), read_text(folder, target)
         if isinstance(self.source, SymbolText):
