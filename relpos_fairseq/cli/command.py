@@ -19,12 +19,15 @@ import copy
 import dataclasses
 import difflib
 import inspect
+import math
+import os
 import re
 import shutil
 import textwrap
 import types
 import typing
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -183,6 +186,7 @@ def add_options(parser: argparse.ArgumentParser, cls: type) -> None:
 def _reading(annotation: Any) -> dict[str, Any]:
     """Return what `add_argument` needs to read values of a type: its reader, and `nargs` for a list."""
     reader, is_list, _ = _parts_of(annotation)
+    reader = READERS.get(reader, reader)
     return {"nargs": "+", "type": reader} if is_list else {"type": reader}
 
 
@@ -195,6 +199,25 @@ def _parts_of(annotation: Any) -> tuple[Any, bool, Role | None]:
         (annotation,) = typing.get_args(annotation)
     role = next((one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, Role)), None)
     return annotation.__origin__ if role else annotation, is_list, role
+
+
+def _number(text: str) -> float:
+    """Read a number; one that is none or infinite fits no option."""
+    if not math.isfinite(value := float(text)):
+        raise argparse.ArgumentTypeError(f"must be a finite number, got {text}")
+    return value
+
+
+def _text(text: str) -> str:
+    """Read a text in UTF-8, whatever the locale, in which Python has read the bytes."""
+    with suppress(UnicodeEncodeError):  # no text of this locale's bytes, and so read already
+        text = os.fsencode(text).decode(errors="surrogateescape")
+    if wrong := re.search("[\ud800-\udfff]", text):
+        raise argparse.ArgumentTypeError(f"is not UTF-8 at its character {wrong.start() + 1}")
+    return text
+
+
+READERS: dict[Any, Callable[[str], Any]] = {float: _number, str: _text}
 
 
 def parse(cls: type, program: str, argv: Sequence[str]) -> Any:

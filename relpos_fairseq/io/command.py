@@ -45,8 +45,11 @@ def run_command(main: Callable[[Sequence[str] | None], object], argv=None, inter
     try:
         with terminated_by_exception():
             status = main(argv)
+            sys.stdout.flush()  # what cannot be written is known here, and not when Python ends
     except ToolError as error:
         return fail(str(error), 1)
+    except UnicodeEncodeError as error:
+        return fail(describe_encoding(error))
     except ValueError as error:
         return fail(str(error))
     except Terminated:
@@ -89,6 +92,15 @@ def error_line(lines: Iterable[str]) -> str:
         if EXCEPTION.match(line):
             error = line.strip()
     return error or last
+
+
+def describe_encoding(error: UnicodeEncodeError) -> str:
+    """Describe a text that standard output does not take."""
+    character = error.object[error.start]
+    return (
+        f"standard output is {error.encoding}, which has no {character.encode('unicode_escape').decode()}: write to a "
+        f"file by --out where the command has it, or set PYTHONUTF8=1"
+    )
 
 
 def describe_os_error(error: OSError) -> str | None:

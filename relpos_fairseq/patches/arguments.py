@@ -8,12 +8,15 @@ from __future__ import annotations
 import argparse
 import ast
 import itertools
+import math
 import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
+from fairseq.dataclass.configs import GenerationConfig
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from omegaconf import OmegaConf
 
@@ -30,6 +33,7 @@ NEEDS = {
 }
 # The least value of an option of generation with which fairseq's search begins.
 LEAST = {"beam": 1, "nbest": 1}
+OF_SEARCH = frozenset(field.name for field in fields(GenerationConfig))
 
 
 def parse_args_and_arch(
@@ -77,6 +81,9 @@ def refuse_misfit(args: argparse.Namespace) -> None:
     for name, least in LEAST.items():
         if (value := getattr(args, name, least)) < least:
             raise ValueError(f"--{name} must be >= {least}, got {value}")
+    for name, value in vars(args).items():
+        if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and name in OF_SEARCH)):
+            raise ValueError(f"--{name.replace('_', '-')} must be a finite number, got {value}")
     if missing := [flag for name, flag in NEEDS.get(task, {}).items() if not getattr(args, name, None)]:
         raise ValueError(f"--task {task} needs {' and '.join(missing)}")
 

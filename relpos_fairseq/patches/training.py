@@ -312,6 +312,9 @@ def print_errors_in_one_line() -> None:
     original = sys.excepthook
 
     def hook(kind: type, error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, (BrokenPipeError, KeyboardInterrupt)) and not os.environ.get(ALL):
+            end_quietly(error)
+            return
         said = described(error)
         if said is None and issubclass(kind, ValueError) and is_about_input(trace):
             said = str(error)
@@ -323,6 +326,14 @@ def print_errors_in_one_line() -> None:
     sys.excepthook = hook
     # hydra prints what it catches itself, unless it is told to let it through.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+
+
+def end_quietly(error: BaseException) -> None:
+    """Say in a word that a command was interrupted, and nothing where nobody reads its output any longer."""
+    if isinstance(error, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr, flush=True)
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python must not flush at its end
 
 
 def described(error: BaseException) -> str | None:

@@ -6,6 +6,7 @@ import importlib
 import multiprocessing
 import os
 import re
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -18,7 +19,7 @@ import relpos_fairseq
 from helpers import commands as cli
 from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, Corpus
 from relpos_fairseq import plugin
-from relpos_fairseq.patches import training
+from relpos_fairseq.patches import arguments, training
 from relpos_fairseq.patches.training import quiet_warnings
 
 UPDATES = ("--max-update", "2", "--disable-validation")
@@ -154,6 +155,7 @@ def test_forgotten_user_dir(corpus, checkpoint, tmp_path):
 
 
 BOTH_WAYS = """
+import subprocess
 import sys
 from argparse import Namespace
 from fairseq import utils
@@ -326,6 +328,25 @@ def test_a_bug_keeps_its_traceback(capsys, monkeypatch):
         said = capsys.readouterr().err
         assert ("Traceback" in said) == ("parse_hybrid" not in error), said
     assert training.is_about_input(None) is False
+
+
+@pytest.mark.parametrize(("error", "said"), [("KeyboardInterrupt", "interrupted\n"), ("BrokenPipeError(32, 'x')", "")])
+def test_an_interrupted_command_ends_in_a_word(error: str, said: str) -> None:
+    """Of fairseq's, which have no handler."""
+    program = f"from relpos_fairseq.patches import training; training.print_errors_in_one_line(); raise {error}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr == said and done.returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("lenpen", "nan"), ("temperature", "inf"), ("unkpen", "-inf"), ("max_len_a", "nan"), ("lr_shrink", "nan")],
+)
+def test_no_number_of_fairseqs_is_nan(flag: str, value: str) -> None:
+    """And none of a search is infinite; a limit of a training may be."""
+    with pytest.raises(ValueError, match=f"^--{flag.replace('_', '-')} must be a finite number, got {value}"):
+        arguments.refuse_misfit(Namespace(**{flag: float(value)}))
+    arguments.refuse_misfit(Namespace(clip_norm=float("inf")))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from helpers import ROOT
 from helpers.commands import relpos
-from relpos_fairseq.cli.command import check_paths, parser_of, roles_of
+from relpos_fairseq.cli.command import READERS, check_paths, parser_of, roles_of
 from relpos_fairseq.cli.convert import POSITIONS
 from relpos_fairseq.cli.main import COMMANDS, load
 from relpos_fairseq.io.errors import UserError
@@ -174,6 +174,43 @@ def test_every_path_says_what_is_done_with_it() -> None:
     for name in COMMANDS:
         bare = [one.name for one in fields(load(name)) if bare_path.search(str(one.type))]
         assert not bare, (name, bare)
+
+
+def test_no_number_is_nan_or_infinite_and_no_text_is_broken(capsys) -> None:
+    """Of every option of every command: the line has its name."""
+    tried = 0
+    for name in COMMANDS:
+        parser = parser_of(load(name), name)
+        for action in parser._actions:
+            values = {
+                READERS[float]: ("nan", "-inf", "1e999"),
+                READERS[str]: (b"a\xff".decode(errors="surrogateescape"),),
+            }
+            for value in values.get(action.type, ()) if action.option_strings and not action.choices else ():
+                with pytest.raises(SystemExit):
+                    parser.parse_args([f"{action.option_strings[0]}={value}"])
+                assert re.search(
+                    f"error: argument {action.option_strings[0]}.*: (must be a finite|is not UTF-8)",
+                    capsys.readouterr().err,
+                )
+                tried += 1
+    assert tried > 100
+
+
+@pytest.mark.parametrize(
+    "locale", [{"LC_ALL": "C.UTF-8"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+)
+def test_a_text_is_utf8_in_every_locale(locale: dict[str, str]) -> None:
+    """The bytes of the command line, whatever Python takes them for."""
+    words = "import sys; from relpos_fairseq.cli.command import READERS; print(ascii(READERS[str](sys.argv[1])))"
+    for given, said in (
+        ("\u00e9\u65e5".encode(), "'\\xe9\\u65e5'"),
+        (b"a\xff", "ArgumentTypeError: is not UTF-8 at its character 2"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", words, given], env=os.environ | locale, capture_output=True, text=True
+        )
+        assert said in done.stdout + done.stderr
 
 
 def row_of(name: str) -> str:

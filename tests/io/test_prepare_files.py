@@ -10,6 +10,8 @@ import json
 import lzma
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -296,6 +298,9 @@ def test_a_damaged_compressed_file_is_one_error(tmp_path):
 # --------------------------------------------------------------------------- commands, manifests
 
 
+ASCII = UnicodeEncodeError("ascii", "aß", 1, 2, "ordinal not in range")
+
+
 def raising(error: BaseException):
     def main(_):
         raise error
@@ -310,11 +315,33 @@ def raising(error: BaseException):
         (ValueError("bad"), 2, "error: bad\n"),
         (FileNotFoundError(2, "No such file", "a.txt"), 2, "error: a.txt: No such file\n"),
         (KeyboardInterrupt(), 130, command.CONTINUE + "\n"),
+        (UnicodeEncodeError("ascii", "aß", 1, 2, "ordinal"), 2, f"error: {command.describe_encoding(ASCII)}\n"),
     ],
 )
 def test_a_command_ends_with_one_line(capsys, error, status, said):
     assert run_command(raising(error)) == status
     assert capsys.readouterr().err == said
+
+
+def test_what_standard_output_does_not_take_names_the_way(capsys):
+    assert command.describe_encoding(ASCII).startswith(r"standard output is ascii, which has no \xdf: write to a file")
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_reader_that_goes_away_is_no_error(lines: int) -> None:
+    """While a command writes, or when it has ended and what it wrote is still on its way."""
+    program = f"""
+import sys, time
+from relpos_fairseq.io.command import run_command
+def main(argv):
+    time.sleep(0.5)
+    for _ in range({lines}):
+        print("line")
+sys.exit(run_command(main))
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 128 + signal.SIGPIPE
 
 
 def test_a_bug_keeps_its_traceback():
