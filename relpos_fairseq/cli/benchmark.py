@@ -76,7 +76,7 @@ class BenchmarkAttention(Timing):
     flex: bool = flag("FlexAttention too; compiles long", group=BESIDE)
     bar: bool = flag("no longer used: no targets are kept", group=BESIDE)
     published: bool = flag("no longer used: no published times are kept", group=BESIDE)
-    rounds: int = option(7, "samples of each (%(default)s)", group=HOW)
+    rounds: int = option(7, "samples of each (%(default)s)", group=HOW, least=1)
     seconds: float = option(20.0, "of a column (%(default)s)", group=HOW)
     plot: OutFile | None = option(None, "ratios over length: FILE.png, .svg or .pdf")
 
@@ -126,9 +126,9 @@ class BenchmarkModels(Timing):
     dropout: float = option(0.0)
     size: str = option("multi30k", f"one of {', '.join(SIZES)}", choices=SIZES, metavar="SIZE", group="translation")
     vocabulary: int = option(8000, group="translation")
-    rows: int = option(32, "sentences of a batch", group="translation")
+    rows: int = option(32, "sentences of a batch", group="translation", least=1)
     length: int = option(24, "tokens of the longest sentence", group="translation")
-    beam: int = option(5, group="translation")
+    beam: int = option(5, group="translation", least=1)
     lengths: str = option("128,512", "separated by commas", group="layers")
     tokens: int = option(1024, "batch = tokens / length, >= 1", group="layers")
     width: int = option(768, group="layers")
@@ -136,7 +136,7 @@ class BenchmarkModels(Timing):
     heads: int = option(12, group="layers")
     clip: int = option(16, "clip distance; 0: unclipped", group="layers")
     peers: str = option("all", "of fairseq, transformers, flashdeberta, x-transformers; all, or none", group="layers")
-    rounds: int = option(5, "samples of each (%(default)s)", group=HOW)
+    rounds: int = option(5, "samples of each (%(default)s)", group=HOW, least=1)
     seconds: float = option(60.0, "of a column (%(default)s)", group=HOW)
     plot: OutFile | None = option(None, "draw all ratios: FILE.png, .svg or .pdf")
 
@@ -221,7 +221,7 @@ class BenchmarkCosts(Timing):
     )
     schemes: str = option("all", "names separated by commas, or all")
     backends: str = option("auto", A_ROW_EACH)
-    rounds: int = option(3, "samples of each (%(default)s)", group=HOW)
+    rounds: int = option(3, "samples of each (%(default)s)", group=HOW, least=1)
     seconds: float = option(120.0, "of a column (%(default)s)", group=HOW)
 
     def run(self, argv: Sequence[str]) -> None:
@@ -308,14 +308,12 @@ class BenchmarkServing:
     checkpoint: InFile = argument("checkpoint of a relpos_transformer")
     data: InFolder = argument("its binarised data")
     set: str = option("test", "test or valid (default: test)")
-    beam: int = option(4, "of every search (default: 4)")
-    rounds: int = option(3, "times of each; the median counts (default: 3)")
+    beam: int = option(4, "of every search (default: 4)", least=1)
+    rounds: int = option(3, "times of each; the median counts (default: 3)", least=1)
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.benchmarks.serving import benchmark
 
-        if self.beam < 1 or self.rounds < 1:
-            raise ValueError(f"--beam and --rounds must be >= 1, got {self.beam} and {self.rounds}")
         print(benchmark(self.checkpoint, self.data, self.set, self.beam, self.rounds))
 
 
@@ -333,15 +331,12 @@ class BenchmarkSampling:
 
     checkpoint: InFile = argument("checkpoint of a relpos_transformer_lm or relpos_transformer_xl")
     data: InFolder | None = option(None, "its data folder (default: the text beside the checkpoint)")
-    prompt: int = option(512, "symbols of the prompt (default: 512)")
-    symbols: int = option(64, "new symbols (default: 64)")
-    rows: int = option(1, "texts at a time (default: 1)")
-    rounds: int = option(3, "times of each; the median counts (default: 3)")
+    prompt: int = option(512, "symbols of the prompt (default: 512)", least=1)
+    symbols: int = option(64, "new symbols (default: 64)", least=2)
+    rows: int = option(1, "texts at a time (default: 1)", least=1)
+    rounds: int = option(3, "times of each; the median counts (default: 3)", least=1)
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.benchmarks.sampling import Workload, benchmark
 
-        for name, least in (("prompt", 1), ("symbols", 2), ("rows", 1), ("rounds", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name} must be >= {least}, got {getattr(self, name)}")
         print(benchmark(self.checkpoint, self.data, Workload(self.prompt, self.symbols, self.rows), self.rounds))

@@ -20,6 +20,7 @@ import dataclasses
 import difflib
 import inspect
 import math
+import operator
 import os
 import re
 import shutil
@@ -45,12 +46,13 @@ class Role:
     what: str  # "file", "folder", or "file or folder"
     reads: bool = False
     writes: bool = False  # with `reads` too: a folder of work or a page, which is gone on with or renewed
+    is_text: bool = False  # whether it may be the text itself
 
 
 InFile = Annotated[Path, Role("file", reads=True)]
 InFolder = Annotated[Path, Role("folder", reads=True)]
 InPath = Annotated[Path, Role("file or folder", reads=True)]
-InText = Annotated[str, Role("file", reads=True)]  # a text, or the name of a file that has it
+InText = Annotated[str, Role("file", reads=True, is_text=True)]
 OutFile = Annotated[Path, Role("file", writes=True)]
 OutFolder = Annotated[Path, Role("folder", writes=True)]
 OutPath = Annotated[Path, Role("file or folder", writes=True)]
@@ -125,8 +127,8 @@ def option(default: Any, help: str | None = None, **how: Any) -> Any:
     Args:
         default: its value where it is not given.
         help: its line in `--help`, in which `%(default)s` stands for the default.
-        how: further arguments of `add_argument`; `group` is the heading that it stands under, and options with
-            the same `exclusive` cannot be given together.
+        how: further arguments of `add_argument`; `group` is the heading that it stands under, options with
+            the same `exclusive` cannot be given together, and `least`, `above` and `most` bound its values.
     """
     return _field({"default": default, "help": help, **how})
 
@@ -170,7 +172,8 @@ def add_options(parser: argparse.ArgumentParser, cls: type) -> None:
     for field in dataclasses.fields(cls):
         how = copy.deepcopy(dict(field.metadata))  # a default that is a list is this parser's own
         group, exclusive = how.pop("group", None), how.pop("exclusive", None)
-        how.pop("positional", None)
+        for name in ("positional", *BOUNDS):
+            how.pop(name, None)
         if exclusive is not None:
             place = places.setdefault(("exclusive", exclusive), None) or parser.add_mutually_exclusive_group()
             places["exclusive", exclusive] = place
@@ -249,8 +252,34 @@ def paths_of(given: Any) -> list[tuple[str, Path, Role]]:
     return found
 
 
-def check_paths(given: Any) -> None:
-    """Raise a UserError if a command would write over what it reads, or over a file that it has not written."""
+def check_there(name: str, path: Path, what: str) -> None:
+    """Raise a UserError for a path that is read and is not there, or of another kind; `-` is standard input."""
+    first = Path(str(path).split(os.pathsep)[0])  # of several data folders
+    if what == "file" and str(path) != "-" and first.is_dir():
+        raise UserError(f"{name} {path} is a folder: give a file")
+    if what == "folder" and first.is_file():
+        raise UserError(f"{name} {path} is a file: give a folder")
+    if not first.exists() and str(path) != "-":
+        raise UserError(f"{name} {path} does not exist: give a {what} that does")
+
+
+BOUNDS = {"least": (">=", operator.ge), "above": ("above", operator.gt), "most": ("<=", operator.le)}
+
+
+def check(given: Any) -> None:
+    """Check a command's values and paths, before anything is imported that takes time.
+
+    Raises:
+        UserError: a value is outside of its option's bounds, what is read is not there, or an output is an input, or a
+            file that the command has not written.
+    """
+    for field in dataclasses.fields(given):
+        bounds = [(field.metadata[name], *how) for name, how in BOUNDS.items() if name in field.metadata]
+        value = getattr(given, field.name) if bounds else None
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            if one is not None and not all(holds(one, bound) for bound, _, holds in bounds):
+                must = " and ".join(f"{words} {bound}" for bound, words, _ in bounds)
+                raise UserError(f"{spelling(field)} must be {must}, got {one}")
     found = paths_of(given)
     outputs = {name: path for name, path, role in found if role.writes and not role.reads}
     check_outputs(outputs, {name: path for name, path, role in found if role.reads and not role.writes})
@@ -259,6 +288,8 @@ def check_paths(given: Any) -> None:
             raise UserError(f"{name} {path} is a file: give a folder")
         if name in outputs and path.is_file():
             check_replaceable(path)
+        if role.reads and not role.writes and not role.is_text:
+            check_there(name, path, role.what)
 
 
 def whole_number(least: int) -> Callable[[str], int]:

@@ -68,7 +68,7 @@ class Convert(Positions):
         ),
         choices=("neutral", "own"),
     )
-    positions: int | None = option(None, "positions of the result (those of SRC)", metavar="N")
+    positions: int | None = option(None, "positions of the result (those of SRC)", metavar="N", least=2)
     fill: str | None = option(None, "how absolute positions beyond SRC's are", choices=("tile", "interpolate"))
     head: str | None = option(None, "head that goes into a Hugging Face folder (masked LM)", metavar="NAME")
     seed: int = option(1, "of new tables and random input (%(default)s)")
@@ -76,8 +76,6 @@ class Convert(Positions):
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.conversion.job import Job, convert_on_disk
 
-        if self.positions is not None and self.positions < 2:
-            raise ValueError(f"--positions must be >= 2, got {self.positions}")
         given = {name: getattr(self, name) for name in POSITIONS}
         job = Job(
             to=self.to,
@@ -141,13 +139,11 @@ class ExportCt2:
         choices=("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16"),
     )
     data: InFolder | None = option(None, "its data (the folder it was trained on; else text/ beside it)", metavar="DIR")
-    sentences: int = option(1000, "how many to compare (%(default)s)")
+    sentences: int = option(1000, "how many to compare (%(default)s)", least=1)
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.export.ct2 import export
 
-        if self.sentences < 1:
-            raise ValueError(f"--sentences must be >= 1, got {self.sentences}")
         export(self.checkpoint, self.out, self.quantization, self.data, self.sentences)
         print(f"wrote {self.out}")
 

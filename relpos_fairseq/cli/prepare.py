@@ -87,10 +87,14 @@ class PrepareWmt:
     sample: int | None = option(None, "use N training pairs, chosen by --seed", type=positive, metavar="N")
     seed: int = option(WmtSettings.seed)
     max_words: int = option(Limits.max_words, type=positive, metavar="N")
-    max_ratio: float = option(Limits.max_ratio, metavar="R")
+    max_ratio: float = option(Limits.max_ratio, metavar="R", least=1)
     no_filter: list[str] = option([], f"keep such pairs: {', '.join(NO_FILTER)}", choices=NO_FILTER, metavar="NAME")
     max_dropped: float = option(
-        Limits.max_dropped, "share of a corpus' pairs that one filter may drop (default: %(default)s)", metavar="F"
+        Limits.max_dropped,
+        "share of a corpus' pairs that one filter may drop (default: %(default)s)",
+        metavar="F",
+        above=0,
+        most=1,
     )
     on_bad_line: str = option(
         WmtSettings.on_bad_line,
@@ -161,10 +165,6 @@ class PrepareWmt:
             raise UserError(
                 f"--normalization {self.normalization} goes with --bpe {SENTENCEPIECE}, not with {self.bpe}"
             )
-        if not self.max_ratio >= 1:  # nan is not
-            raise UserError(f"--max-ratio must be >= 1, got {self.max_ratio}")
-        if not 0 < self.max_dropped <= 1:
-            raise UserError(f"--max-dropped must be > 0 and <= 1, got {self.max_dropped}")
         other = languages[1] if languages[0] == "en" else languages[0]
         year = years[0] if years else ("" if self.from_dir else DEFAULT_YEAR.get(other, ""))
         if not year and not self.from_dir:
@@ -402,19 +402,15 @@ class Corpus:
     """
 
     out: OutFolder = required("directory to write to")
-    seed: int = option(1, "seed (default: %(default)s)")
-    train: int = option(24000, "training pairs (default: %(default)s)")
-    valid: int = option(500, "validation pairs (default: %(default)s)")
-    test: int = option(500, "test pairs (default: %(default)s)")
-    test_long: int = option(300, "long test pairs (default: %(default)s)")
+    seed: int = option(1, "seed (default: %(default)s)", least=0)
+    train: int = option(24000, "training pairs (default: %(default)s)", least=1)
+    valid: int = option(500, "validation pairs (default: %(default)s)", least=1)
+    test: int = option(500, "test pairs (default: %(default)s)", least=1)
+    test_long: int = option(300, "long test pairs (default: %(default)s)", least=1)
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.data.corpus import build, describe, write
 
-        for name, least in (("seed", 0), ("train", 1), ("valid", 1), ("test", 1), ("test_long", 1)):
-            if getattr(self, name) < least:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} must be >= {least}, got {getattr(self, name)}")
         corpus = build(self.seed, self.train, self.valid, self.test, self.test_long)
         write(corpus, self.out)
         print(describe(corpus))

@@ -75,10 +75,6 @@ def sample_text(args: Any) -> None:
     quietly()
     from relpos_fairseq.inference.checkpoints import causal_lm
 
-    for name in ("tokens", "samples", "lines"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} must be >= 1, got {value}")
     choice = causal_lm.Choice(args.top_k, args.top_p, args.temperature, args.seed)
     trained = causal_lm.open_model(args.checkpoint, args.data, args.cpu, args.quantization)
     prompt = "\n".join(lines_of(args.prompt_file)) if args.prompt_file else args.prompt

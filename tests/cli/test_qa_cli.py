@@ -487,15 +487,15 @@ def test_wrong_data_folder(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x.json"], "give either --path CHECKPOINT or --predictions"),
-        (["x.json", "--path", "absent.pt"], "give --out"),
-        (["x.json", "--path", "absent.pt", "--out", "o"], "no such checkpoint: absent.pt"),
-        (["x.json", "y.json", "--predictions", "p"], "belongs to one file"),
-        (["x.json", "--predictions", "p", "--n-best", "2"], "--n-best needs --path"),
-        (["x.json", "--predictions", "p", "--na-prob-thresh", "0"], "needs --null-odds"),
-        (["x.json", "--path", "p", "--null-odds", "o"], "--null-odds needs --predictions"),
-        (["x.json", "--path", "p", "--max-tokens", "0"], "--max-tokens must be 1 or more, got 0"),
-        (["x.json", "--predictions", "p"], "no such file of questions: x.json"),
+        (["q.json"], "give either --path CHECKPOINT or --predictions"),
+        (["q.json", "--path", "p"], "give --out"),
+        (["q.json", "--path", "absent.pt", "--out", "o"], "--path absent.pt does not exist: give a file that does"),
+        (["q.json", "q.json", "--predictions", "p"], "belongs to one file"),
+        (["q.json", "--predictions", "p", "--n-best", "2"], "--n-best needs --path"),
+        (["q.json", "--predictions", "p", "--na-prob-thresh", "0"], "needs --null-odds"),
+        (["q.json", "--path", "p", "--null-odds", "p"], "--null-odds needs --predictions"),
+        (["q.json", "--path", "p", "--max-tokens", "0"], "--max-tokens must be >= 1, got 0"),
+        (["x.json", "--predictions", "p"], "files x.json does not exist: give a file that does"),
         (["q.json", "--predictions", "n.json"], "n.json is not the JSON that is expected (0-0 is [{"),
         (["q.json", "--predictions", "a.json", "--null-odds", "o.json"], "o.json lacks 1 of the ids of a.json: 0-1"),
     ],
@@ -503,6 +503,7 @@ def test_wrong_data_folder(tmp_path):
 def test_evaluate_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_file(tmp_path / "q.json", 1, 1, unanswerable=True)
+    (tmp_path / "p").touch()
     written = {"n": {"0-0": [{"text": "x"}]}, "a": {"0-0": "x", "0-1": ""}, "o": {"0-0": 0.5}}
     for name, content in written.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
@@ -547,8 +548,8 @@ def test_prepare(tmp_path):
         (["--train-tokenizer", "bpe"], "--valid FILES or --train-articles"),
         (["--train-tokenizer", "bpe", "--train-articles", "6"], "leaves none of the 6 articles"),
         (["--train-tokenizer", "bpe", "--train-articles", "0"], "must be 1 or more"),
-        (["--tokenizer", "nowhere", "--train-articles", "2"], "no nowhere/dict.txt"),
-        (["--tokenizer", "nowhere", "--vocab-size", "9"], "--vocab-size needs --train-tokenizer"),
+        (["--tokenizer", "pieces", "--train-articles", "2"], "no pieces/dict.txt"),
+        (["--tokenizer", "pieces", "--vocab-size", "9"], "--vocab-size needs --train-tokenizer"),
         (["--train-tokenizer", "bpe", "--train-articles", "2", "--eval", "short.json"], "short.json has 3 articles"),
         (["--train-tokenizer", "bpe", "--valid", "broken.json"], "broken.json is not SQuAD's format (data is 1,"),
         (

@@ -15,7 +15,7 @@ import pytest
 
 from helpers import ROOT
 from helpers.commands import relpos
-from relpos_fairseq.cli.command import READERS, check_paths, parser_of, roles_of
+from relpos_fairseq.cli.command import READERS, check, parser_of, roles_of
 from relpos_fairseq.cli.convert import POSITIONS
 from relpos_fairseq.cli.main import COMMANDS, load
 from relpos_fairseq.io.errors import UserError
@@ -249,7 +249,7 @@ def test_no_command_writes_over_what_it_reads(tmp_path, linked):
         setattr(given, read, str(path) if read == "context" else path)
         setattr(given, out, other)
         with pytest.raises(UserError, match=f"{out.replace('_', '-')} .* is also an input .*{read.replace('_', '-')}"):
-            check_paths(given)
+            check(given)
 
 
 def test_outputs_over_inputs_are_one_line(tmp_path, capsys):

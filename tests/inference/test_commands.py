@@ -193,7 +193,7 @@ def test_what_cannot_be_translated(translation, capsys, tmp_path) -> None:
     alone.symlink_to(checkpoint)
     for arguments, said in (
         (("translate", tmp_path), "is a folder: name the checkpoint in it"),
-        (("translate", tmp_path / "no.pt"), "no.pt is not a file"),
+        (("translate", tmp_path / "no.pt"), "no.pt does not exist"),
         (("sample", checkpoint), "is of task translation, which relpos sample does not run: use "),
         (("translate", checkpoint, tmp_path / "bad.txt"), "bad.txt, line 2: invalid UTF-8"),
         (("translate", checkpoint, "--nbest", "6"), "--nbest 6 needs --beam 6, got 5"),

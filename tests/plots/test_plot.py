@@ -453,11 +453,11 @@ def test_errors_are_one_line_and_write_nothing(save, data, tmp_path, capsys):
     plain = save("", arch="transformer_tiny")
     to = ("--out", out)
     cases = [
-        ((tmp_path / "no.pt", *to), ("no.pt is not a file", "fairseq-train")),
+        ((tmp_path / "no.pt", *to), ("no.pt does not exist", "give a file")),
         ((cut, *to), ("cut.pt", "truncated", "copy it again")),
         ((foreign, *to), ("foreign.pt", "no checkpoint")),
         ((plain, *to), ("has no position scheme", "relpos model")),
-        ((good, *to, "--data", tmp_path / "no"), ("--data", "has no dict*.txt")),
+        ((good, *to, "--data", tmp_path / "no"), ("--data", "does not exist")),
         ((good, *to, "--data", other), ("--data", "may be another model's")),
         ((good, *to, "--sentence", "the"), ("--sentence 'the'", "--data")),
         ((good, *to, "--length", "1"), ("--length", ">= 2, got 1")),
