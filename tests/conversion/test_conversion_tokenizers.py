@@ -14,9 +14,11 @@ from conversion.test_conversion_translation import marian
 
 from helpers.commands import relpos
 from helpers.exported import write_checkpoint
+from helpers.tokenizers import lines as odd_lines
 from relpos_fairseq.conversion import ConversionError
 from relpos_fairseq.conversion.reading import read
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.text import load_tokenizer
 from relpos_fairseq.text.assets import copy_assets
 from relpos_fairseq.text.dictionary import read_dictionary
@@ -82,6 +84,20 @@ def test_a_trained_models_tokenizer_is_found_beside_it(kind, tmp_path, capsys):
     theirs = [one["score"] for one in theirs if one["token"] > 3]
     for one, score in zip(ours, theirs, strict=False):
         assert one["probability"] == pytest.approx(score, abs=2e-6)
+
+
+def test_the_hub_fills_as_the_command(tmp_path, capsys) -> None:
+    """Odd lines with a <mask> in them."""
+    _, checkpoint = write_checkpoint(tmp_path, "bpe", "rel_scalar")
+    lines = [f"{line[:20]} <mask>{line[20:]}" for line in ["the dog", *odd_lines()] if "<mask>" not in line]
+    (tmp_path / "in.txt").write_bytes("".join(f"{line}\n" for line in lines).encode())
+    capsys.readouterr()
+    assert relpos("fill", checkpoint, tmp_path / "in.txt", "--jsonl", "--top-k", "3", "--cpu") == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.split("\n")[:-1]]
+    hub = RelPosRobertaModel.from_pretrained(tmp_path, checkpoint.name)
+    assert [one["source"] for one in found] == lines
+    for line, one in zip(lines, found, strict=True):
+        assert [best["text"] for best in one["filled"]] == [text for text, _, _ in hub.fill_mask(line, 3)]
 
 
 def test_a_checkpoint_without_text_is_told_so(tmp_path, capsys):

@@ -20,6 +20,7 @@ from helpers.commands import QUIET, USER_DIR, call, command, relpos
 from helpers.commands import train as train_translation
 from helpers.lm_models import randomized, small_lm, small_xl
 from helpers.segment_corpus import character_model
+from helpers.tokenizers import lines as odd_lines
 from helpers.wmt_text import write_texts
 from relpos_fairseq import placement
 from relpos_fairseq.export.translators import open_translator
@@ -231,6 +232,22 @@ def test_the_hub_speaks_text(translation) -> None:
     texts = [translator.target.decode(one[0].symbols) for one in wanted]
     assert hub.translate(lines, beam=2, max_len_b=20) == texts
     assert hub.decode(hub.encode(lines[0])) == lines[0]
+
+
+def test_the_hub_translates_as_the_command(translation, tmp_path, capsys) -> None:
+    """Odd lines and blank ones, alone and together; an empty text has no translation that could be invented."""
+    from fairseq.models.transformer import TransformerModel
+
+    checkpoint, raw, _ = translation
+    lines = [*(raw / "test.en").read_text().splitlines()[:2], "", "  ", *(one for one in odd_lines() if len(one) < 60)]
+    (tmp_path / "in.txt").write_bytes("".join(f"{line}\n" for line in lines).encode())
+    options = ("--beam", "2", "--max-len-b", "6", "--cpu")
+    assert relpos("translate", checkpoint, tmp_path / "in.txt", "--out", tmp_path / "out.txt", *options) == 0
+    wanted = (tmp_path / "out.txt").read_bytes().decode().split("\n")[:-1]
+    hub = TransformerModel.from_pretrained(str(checkpoint.parent), checkpoint.name)
+    assert hub.translate(lines, beam=2, max_len_b=6) == wanted
+    assert [hub.translate(line, beam=2, max_len_b=6) for line in lines[:8]] == wanted[:8]
+    assert wanted[2] == wanted[3] == ""
 
 
 def trained_like(model, tokens_per_sample: int) -> SimpleNamespace:

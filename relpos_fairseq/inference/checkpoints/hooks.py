@@ -195,6 +195,24 @@ class TextHub(Fairseq):
         symbols = self.source.encode(sentence)
         return torch.tensor([*map(self.src_dict.index, symbols), self.src_dict.eos()])
 
+    def sample(self, sentences: str | list[str], beam: int = 1, verbose: bool = False, **kwargs: Any) -> Any:
+        """Return the text that is generated for each sentence, or for the one; `translate` does so with a beam of 5.
+
+        Args:
+            sentences: texts; one without symbols has the translation "", as in `relpos translate`.
+            beam: width of the search.
+            verbose: whether fairseq's log has the hypotheses.
+            kwargs: options of generation, such as `lenpen`.
+        """
+        if isinstance(sentences, str):
+            return self.sample([sentences], beam, verbose, **kwargs)[0]
+        encoded = [self.encode(sentence) for sentence in sentences]
+        given = [n for n, ids in enumerate(encoded) if len(ids) > 1 or not hasattr(self.models[0], "encoder")]
+        texts = [""] * len(encoded)
+        for n, found in zip(given, self.generate([encoded[n] for n in given], beam, verbose, **kwargs), strict=True):
+            texts[n] = self.decode(found[0]["tokens"])
+        return texts
+
     def decode(self, tokens: Tensor) -> str:
         """Return the text of ids (T,), without the </s> at their end."""
         if self.target is None:
