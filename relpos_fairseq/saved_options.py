@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 logger = logging.getLogger(__name__)
 # Options that say where files lie, in what languages and pieces, or what a training prints.
-WHERE = r"data|.*_folder|.*_lang|bpe|eval_.*bleu.*"
+WHERE = r"data|load_checkpoint_heads|.*_folder|.*_lang|bpe|eval_.*bleu.*"
 
 
 @dataclass(frozen=True)

@@ -160,15 +160,17 @@ class RelPosRobertaHub(nn.Module):
         return self.fill_masks(masked_input, topk)[0]
 
     def fill_masks(self, masked_input: str, topk: int = 5) -> list[list[tuple[str, float, str]]]:
-        """Return the `topk` likeliest words for each `<mask>` of a text, the others left as they are.
+        """Return the `topk` likeliest words, or all, for each `<mask>` of a text, the others left as they are.
 
         Returns:
             For each mask (filled text, probability, the piece's text), best first; special symbols, which
             masked_lm masks and predicts too, are left out.
 
         Raises:
-            ValueError: no <mask>, or a model without one.
+            ValueError: no <mask>, a model without one, or a `topk` below 1.
         """
+        if topk < 1:
+            raise ValueError(f"topk must be >= 1, got {topk}")
         if MASK not in masked_input:
             raise ValueError(f"the text has no {MASK}: {masked_input!r}")
         mask = self.dictionary.index(MASK)
@@ -185,7 +187,7 @@ class RelPosRobertaHub(nn.Module):
         probabilities[:, : self.dictionary.nspecial] = probabilities[:, mask] = 0.0
         found = []
         for place, row in zip(masked[1:-1].nonzero()[:, 0].tolist(), probabilities, strict=True):
-            values, numbers = row.topk(topk)
+            values, numbers = row.topk(min(topk, len(row) - self.dictionary.nspecial - 1))  # <mask> is no word either
             pairs = zip(numbers.tolist(), values.tolist(), strict=True)
             found.append([self._filled(pieces, place, number, value) for number, value in pairs])
         return found

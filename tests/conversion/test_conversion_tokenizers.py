@@ -96,6 +96,10 @@ def test_the_hub_fills_as_the_command(tmp_path, capsys) -> None:
     found = [json.loads(line) for line in capsys.readouterr().out.split("\n")[:-1]]
     hub = RelPosRobertaModel.from_pretrained(tmp_path, checkpoint.name)
     assert [one["source"] for one in found] == lines
+    every = [text for text, _, _ in hub.fill_mask(lines[0], 10**6)]
+    assert len(every) == len(hub.dictionary) - hub.dictionary.nspecial - 1
+    with pytest.raises(ValueError, match="topk must be >= 1, got 0"):
+        hub.fill_mask(lines[0], 0)
     for line, one in zip(lines, found, strict=True):
         assert [best["text"] for best in one["filled"]] == [text for text, _, _ in hub.fill_mask(line, 3)]
 
