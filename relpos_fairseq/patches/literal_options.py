@@ -2,7 +2,10 @@
 
 import ast
 import functools
+import os
+import re
 import sys
+import sysconfig
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +14,13 @@ import fairseq
 
 LONGEST = 100_000  # elements of a list that `*` and `+` make
 SHOWN = 80
-ROOTS = tuple(Path(fairseq.__file__).resolve().parent.with_name(name) for name in ("fairseq", "fairseq_cli"))
+PLACE = os.path.dirname(os.path.dirname(os.path.abspath(fairseq.__file__)))
+ROOTS = tuple(
+    os.path.join(at, name, "") for at in {PLACE, os.path.realpath(PLACE)} for name in ("fairseq", "fairseq_cli")
+)
+# Where Python and other packages lie: what is there and not in ROOTS is not fairseq's by another name.
+OTHERS = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+EVAL = re.compile(rb"(?<![\w.])eval\s*\(")
 
 
 def import_user_module(original, args):
@@ -33,15 +42,12 @@ def guard_modules() -> None:
 
 @functools.cache
 def calls_eval(path: str) -> bool:
-    """Say whether a source file belongs to fairseq and calls the builtin `eval`."""
-    file = Path(path)
-    if file.suffix != ".py" or not any(root in file.resolve().parents for root in ROOTS):
+    """Say whether a source file belongs to fairseq and has a call of the builtin `eval`, be it in a comment."""
+    if not path.endswith(".py"):
         return False
-    source = file.read_bytes()
-    return b"eval(" in source and any(
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "eval"
-        for node in ast.walk(ast.parse(source))
-    )
+    if not path.startswith(ROOTS) and (path.startswith(OTHERS) or not os.path.realpath(path).startswith(ROOTS)):
+        return False
+    return EVAL.search(Path(path).read_bytes()) is not None
 
 
 def read_literal(text: str) -> Any:

@@ -135,7 +135,7 @@ def test_references_of_other_modules_are_guarded() -> None:
 
 def test_a_user_dir_of_fairseqs_examples_is_guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that is loaded later is read as literals as well."""
-    monkeypatch.setattr("relpos_fairseq.patches.literal_options.ROOTS", (tmp_path.resolve(),))
+    monkeypatch.setattr("relpos_fairseq.patches.literal_options.ROOTS", (f"{tmp_path.resolve()}/",))
     (tmp_path / "later_plugin").mkdir()
     (tmp_path / "later_plugin" / "__init__.py").write_text("def read(text):\n    return eval(text)\n")
     utils.import_user_module(Namespace(user_dir=str(tmp_path / "later_plugin")))
