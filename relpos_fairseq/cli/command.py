@@ -46,13 +46,13 @@ class Role:
     what: str  # "file", "folder", or "file or folder"
     reads: bool = False
     writes: bool = False  # with `reads` too: a folder of work or a page, which is gone on with or renewed
-    is_text: bool = False  # whether it may be the text itself
+    may_be_text: bool = False  # whether it may be the text itself
 
 
 InFile = Annotated[Path, Role("file", reads=True)]
 InFolder = Annotated[Path, Role("folder", reads=True)]
 InPath = Annotated[Path, Role("file or folder", reads=True)]
-InText = Annotated[str, Role("file", reads=True, is_text=True)]
+InText = Annotated[str, Role("file", reads=True, may_be_text=True)]
 OutFile = Annotated[Path, Role("file", writes=True)]
 OutFolder = Annotated[Path, Role("folder", writes=True)]
 OutPath = Annotated[Path, Role("file or folder", writes=True)]
@@ -288,7 +288,7 @@ def check(given: Any) -> None:
             raise UserError(f"{name} {path} is a file: give a folder")
         if name in outputs and path.is_file():
             check_replaceable(path)
-        if role.reads and not role.writes and not role.is_text:
+        if role.reads and not role.writes and not role.may_be_text:
             check_there(name, path, role.what)
 
 
