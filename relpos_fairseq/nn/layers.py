@@ -132,7 +132,7 @@ class PositionAttention(SelfAttention):
             decoding=None if cache is None else cache.shared,
         )
         context = replace(context, window=window, memory=None if memory is None else memory.transpose(0, 1))
-        query = (x if added is None else x + added).transpose(0, 1)
+        query = (x if added is None else x + added.to(x.dtype)).transpose(0, 1)
         if mask is not None and memory is not None and mask.size(1) == x.size(1):
             mask = nn.functional.pad(mask, (before, 0))
         out, probs = self.attend(query, context, mask, cache, need_weights)
@@ -144,7 +144,7 @@ class PositionAttention(SelfAttention):
             raise ValueError(f"x must be (batch, length, {self.embed_dim}), got {tuple(x.shape)}")
         batch, length, _ = x.shape
         lengths = (length, before + length) if with_memory else (length,)
-        if mask is not None and tuple(mask.shape) not in {(batch, n) for n in lengths}:
+        if mask is not None and tuple(mask.shape) not in [(batch, n) for n in lengths]:
             wanted = " or ".join(str((batch, n)) for n in lengths)
             raise ValueError(f"key_padding_mask must be {wanted}, got {tuple(mask.shape)}")
         wants = self.positions.plan.segment_encoding != "none"

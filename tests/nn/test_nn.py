@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from helpers import ROOT
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.nn import AttentionCache, PositionAttention, PositionDecoderLayer, PositionEncoderLayer
 from relpos_fairseq.placement import Placement
+from relpos_fairseq.schemes import scheme_names
 
 WIDTH, HEADS, LENGTH = 8, 2, 9
 CASES_HERE = [case for case in CASES if "sentence" not in case.scheme and "clamp_len" not in case.flags]
@@ -147,3 +149,57 @@ def test_needs_no_fairseq():
     hidden = "import sys; sys.modules['fairseq'] = None\n"
     done = subprocess.run([sys.executable, "-c", hidden + example], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+# `sentence` counts tokens, which no module of this kind sees.
+EVERY = [name for name in scheme_names() if name != "sentence"]
+
+
+def small(name: str) -> tuple[PositionAttention, torch.Tensor, torch.Tensor]:
+    """A module, states (2, 9, E), and a mask whose first row has padding."""
+    module = PositionAttention(WIDTH, HEADS, name, causal=name in ("cope", "fox"), max_positions=64).eval()
+    randomize(module, 3)
+    mask = torch.zeros(2, 9, dtype=torch.bool)
+    mask[0, 7:] = True
+    return module, states(2, 9, WIDTH).float(), mask
+
+
+@pytest.mark.parametrize(
+    ("name", "strict"),
+    [*((name, False) for name in EVERY), *((name, True) for name in ("learned", "m4", "rope", "tupe"))],
+)
+def test_every_scheme_is_exported(name: str, strict: bool) -> None:
+    """With a padding mask, by torch.export: batch and length are any afterwards, as at tracing neither is 1."""
+    module, x, mask = small(name)
+    sizes = {0: torch.export.Dim("B", min=2, max=64), 1: torch.export.Dim("T", min=2, max=64)}
+    given = {"x": x, "key_padding_mask": mask}
+    exported = torch.export.export(module, (), given, dynamic_shapes=dict.fromkeys(given, sizes), strict=strict)
+    for batch, length in ((3, 13), (2, 5)):
+        x, mask = states(batch, length, WIDTH).float(), torch.zeros(batch, length, dtype=torch.bool)
+        mask[-1, 4:] = True
+        found, wanted = exported.module()(x=x, key_padding_mask=mask), module(x, mask)
+        assert torch.allclose(found[~mask], wanted[~mask], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_scheme_is_compiled_whole(name: str) -> None:
+    """Into one graph, without a break."""
+    module, x, mask = small(name)
+    wanted = module(x, mask)
+    torch.compiler.reset()
+    found = torch.compile(module, backend="eager", fullgraph=True)(x, mask)
+    assert torch.allclose(found[~mask], wanted[~mask], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_scheme_in_every_type(name: str) -> None:
+    """Also where the whole module is of it, and under autocast; near what fp64 gives."""
+    module, x, mask = small(name)
+    exact = copy.deepcopy(module).double()(x.double(), mask)
+    for dtype, error in ((torch.float32, 1e-5), (torch.bfloat16, 0.1), (torch.float16, 0.02)):
+        found = copy.deepcopy(module).to(dtype)(x.to(dtype), mask)
+        assert found.dtype == dtype and found.isfinite().all()
+        assert (found.double() - exact)[~mask].norm() < error * exact[~mask].norm()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module(x, mask)
+    assert (found.double() - exact)[~mask].norm() < 0.1 * exact[~mask].norm()
