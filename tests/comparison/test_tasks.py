@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from sacrebleu.metrics import BLEU
@@ -17,7 +18,8 @@ NO_FLAGS = {"train": {}, "generate": {}}
 
 
 def task(kind: str, **options):
-    return make_task("one", {"kind": kind, **options}, NO_FLAGS)
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return make_task("one", {"kind": kind, **given}, NO_FLAGS)
 
 
 def test_scan_is_the_published_set():
@@ -141,7 +143,9 @@ def test_bleu_is_that_of_the_targets_language(tmp_path, language, named):
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.en").write_text("one\n")
         (tmp_path / f"{split}.{language}").write_text("eins\n")
-    (tmp_path / "manifest.json").write_text(json.dumps({"settings": {"languages": ["en", language]}}))
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({"settings": {"languages": ["en", language], "tokenizer": "none", "bpe": "none"}})
+    )
     reference, system = ["我们今天在北京见面，好吗？ A.B."], ["我们今天在北京见面，好的？ A.B."]
     for kind in ("parallel", "prepared"):
         one = task(kind, data=str(tmp_path), **({"target": language} if kind == "parallel" else {}))

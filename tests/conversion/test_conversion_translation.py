@@ -295,5 +295,5 @@ def test_what_is_no_transformer_of_ours_is_refused(tmp_path, convert):
     assert "tools/convertv2_v3.py" in convert(path, "--to", "same", *out)[1]
     marian(tmp_path / "marian")
     (tmp_path / "marian" / "vocab.json").unlink()
-    assert "vocab.json is missing" in convert(tmp_path / "marian", "--to", "same", *out)[1]
+    assert "vocab.json: No such file or directory" in convert(tmp_path / "marian", "--to", "same", *out)[1]
     assert not (tmp_path / "out").exists()
