@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,11 +12,15 @@ import fairseq
 
 LONGEST = 100_000  # elements of a list that `*` and `+` make
 SHOWN = 80
+PACKAGE = Path(__file__).resolve().parents[1]
 ROOTS = tuple(Path(fairseq.__file__).resolve().parent.with_name(name) for name in ("fairseq", "fairseq_cli"))
 
 
 def import_user_module(original, args):
-    """Guard the modules of fairseq that a --user-dir loads as well."""
+    """Guard the modules of fairseq that a --user-dir loads as well; this package, however named, is loaded already."""
+    given = getattr(args, "user_dir", None)
+    if given is not None and (os.path.samefile(given, PACKAGE) if os.path.exists(given) else given == PACKAGE.name):
+        return None
     try:
         return original(args)
     finally:
