@@ -27,7 +27,7 @@ def read_readme() -> str:
 
 
 class Build(build_py):
-    """Puts an empty folder beside fairseq for an editable install, for which nothing else is copied."""
+    """Puts a folder without code beside fairseq for an editable install, for which nothing else is copied."""
 
     def run(self) -> None:
         super().run()
@@ -47,7 +47,7 @@ class Source(sdist):
 
 
 # A wheel has examples/ in the package. fairseq looks for `--user-dir relpos_fairseq` in the working folder and
-# beside itself, where a wheel's package lies. Of an editable install an empty folder lies there, and the root is
+# beside itself, where a wheel's package lies. Of an editable install a folder without code lies there, and the root is
 # on Python's path: a folder without __init__.py yields to a package further on (but not to setuptools' finder,
 # which would come after the path, so that package_dir asks for the path).
 EDITABLE = "editable_wheel" in sys.argv
