@@ -1,9 +1,12 @@
 """Installs relpos_fairseq; settings of the tools are in pyproject.toml."""
 
 import re
+import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent
 VERSION_FILE = ROOT / "relpos_fairseq" / "version.py"
@@ -22,6 +25,32 @@ def read_readme() -> str:
     readme = ROOT / "README.md"
     return readme.read_text(encoding="utf-8") if readme.exists() else ""
 
+
+class Build(build_py):
+    """Puts a folder without code beside fairseq for an editable install, for which nothing else is copied."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            beside = Path(self.get_finalized_command("install").install_lib, "relpos_fairseq")
+            beside.mkdir(parents=True)
+            (beside / "editable.txt").write_text(
+                "Here fairseq finds --user-dir relpos_fairseq; the code is elsewhere.\n"
+            )
+
+
+class Source(sdist):
+    """Leaves out tests/test*.py, which setuptools adds without the folders that they need."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, [file for file in files if not file.startswith("tests")])
+
+
+# A wheel has examples/ in the package. fairseq looks for `--user-dir relpos_fairseq` in the working folder and
+# beside itself, where a wheel's package lies. Of an editable install a folder without code lies there, and the root is
+# on Python's path: a folder without __init__.py yields to a package further on (but not to setuptools' finder,
+# which would come after the path, so that package_dir asks for the path).
+EDITABLE = "editable_wheel" in sys.argv
 
 # fairseq itself is not listed. Two distributions provide the module `fairseq`: the old release
 # `fairseq`, which neither imports on Python 3.11 nor passes today's pip, and `fairseq-fixed`, which
@@ -67,8 +96,14 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     license_files=["LICENSE"],
-    packages=find_packages(include=["relpos_fairseq", "relpos_fairseq.*"]),
-    package_data={"relpos_fairseq": ["py.typed", "**/*.yaml", "**/*.json", "**/*.jinja", "**/*.c", "**/*.h"]},
+    packages=find_packages(include=["relpos_fairseq", "relpos_fairseq.*"])
+    + ([] if EDITABLE else ["relpos_fairseq.examples"]),
+    package_dir={"": "."} if EDITABLE else {"relpos_fairseq.examples": "examples"},
+    package_data={
+        "relpos_fairseq": ["py.typed", "**/*.md", "**/*.json", "**/*.jinja", "**/*.c", "**/*.h"],
+        "relpos_fairseq.examples": [f"**/*.{kind}" for kind in "md yaml sh sbatch py".split()],
+    },
+    cmdclass={"build_py": Build, "sdist": Source},
     python_requires=">=3.10",
     install_requires=REQUIRES,
     entry_points={

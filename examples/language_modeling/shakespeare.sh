@@ -14,7 +14,7 @@ export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"  # several trainings at onc
 text=${1:?usage: shakespeare.sh TEXT OUT [MODEL...]} out=${2:?usage: shakespeare.sh TEXT OUT [MODEL...]}
 shift 2
 [ $# -gt 0 ] || set -- transformer_xl alibi t5 m4 lm
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+user_dir=$(python -m relpos_fairseq.cli path)
 updates=${UPDATES:-600}
 
 python -m relpos_fairseq.cli prepare lm --text "$text" --split 0.9,0.05,0.05 --level char --out "$out/data"
@@ -29,7 +29,7 @@ for model in "$@"; do
     fi
     save=$out/$model-$updates
     if [ ! -e "$save/finished" ]; then
-        fairseq-train "$out/data" --user-dir "$root/relpos_fairseq" "${architecture[@]}" \
+        fairseq-train "$out/data" --user-dir "$user_dir" "${architecture[@]}" \
             --task segment_language_modeling --tokens-per-sample 64 --batch-size 24 --batch-size-valid 8 \
             --decoder-layers 3 --decoder-embed-dim 128 --decoder-ffn-embed-dim 384 \
             --decoder-attention-heads 4 --dropout 0.1 \

@@ -18,6 +18,7 @@ from relpos_fairseq.version import __version__
 GROUPS = (
     ("quickstart", "", "quickstart"),
     ("compare", "", "compare schemes doctor"),
+    ("recipes", "", "recipes path"),
     ("prepare", "prepare", "wmt lm mlm glue qa"),
     ("prepare", "", "corpus"),
     ("convert", "", "convert average"),

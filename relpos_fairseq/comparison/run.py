@@ -23,7 +23,7 @@ from relpos_fairseq.io.reading import parse_json, reading
 from relpos_fairseq.io.stages import Stage, as_json, run_stages, versions
 
 # Folders of the package whose code no trained number depends on.
-NOT_TRAINING = "benchmarks cli comparison conversion export inference io plots preparation".split()
+NOT_TRAINING = "benchmarks cli comparison conversion examples export inference io plots preparation".split()
 CHECKPOINT_HASHES = Hashes()  # of the checkpoints that schemes begin with
 LOG_LINE = re.compile(r"\bINFO \| (train_inner|train|valid\d*) \| (\{.*\})\s*$")
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")

@@ -14,6 +14,7 @@ import fairseq
 
 LONGEST = 100_000  # elements of a list that `*` and `+` make
 SHOWN = 80
+PACKAGE = Path(__file__).resolve().parents[1]
 PLACE = os.path.dirname(os.path.dirname(os.path.abspath(fairseq.__file__)))
 ROOTS = tuple(
     os.path.join(at, name, "") for at in {PLACE, os.path.realpath(PLACE)} for name in ("fairseq", "fairseq_cli")
@@ -24,7 +25,10 @@ EVAL = re.compile(rb"(?<![\w.])eval\s*\(")
 
 
 def import_user_module(original, args):
-    """Guard the modules of fairseq that a --user-dir loads as well."""
+    """Guard the modules of fairseq that a --user-dir loads as well; this package, however named, is loaded already."""
+    given = getattr(args, "user_dir", None)
+    if given is not None and (os.path.samefile(given, PACKAGE) if os.path.exists(given) else given == PACKAGE.name):
+        return None
     try:
         return original(args)
     finally:

@@ -143,7 +143,8 @@ def test_bleu_is_that_of_the_targets_language(tmp_path, language, named):
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.en").write_text("one\n")
         (tmp_path / f"{split}.{language}").write_text("eins\n")
-X
+    settings = {"languages": ["en", language], "tokenizer": "none", "bpe": "none"}
+    (tmp_path / "manifest.json").write_text(json.dumps({"settings": settings}))
     reference, system = ["我们今天在北京见面，好吗？ A.B."], ["我们今天在北京见面，好的？ A.B."]
     for kind in ("parallel", "prepared"):
         one = task(kind, data=str(tmp_path), **({"target": language} if kind == "parallel" else {}))

@@ -19,6 +19,7 @@ from fairseq.data.multilingual import multilingual_data_manager
 from fairseq.models import fconv, wav2vec
 
 import relpos_fairseq  # noqa: F401
+from helpers import USER_DIR
 from relpos_fairseq.inference.checkpoints.loading import check_trusted
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.patches.literal_options import calls_eval, guard_modules, read_literal
@@ -143,6 +144,20 @@ def test_a_user_dir_of_fairseqs_examples_is_guarded(tmp_path: Path, monkeypatch:
     assert later.read("[1] * 2") == [1, 1]
     with pytest.raises(ValueError, match="nothing else is run"):
         later.read(ATTACK)
+
+
+def test_a_user_dir_that_is_this_package_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its name in any folder, or by a link to it; another folder of that name is an error."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "relpos_fairseq").symlink_to(USER_DIR)
+    searched = list(sys.path)
+    for given in ("relpos_fairseq", "links/relpos_fairseq", str(USER_DIR)):
+        utils.import_user_module(Namespace(user_dir=given))
+    assert sys.path == searched
+    (tmp_path / "relpos_fairseq").mkdir()
+    with pytest.raises(ImportError, match="not globally unique"):
+        utils.import_user_module(Namespace(user_dir="relpos_fairseq"))
 
 
 def cfg(model: object, task: object) -> dict:
