@@ -34,7 +34,7 @@ from typing import Annotated, Any, NoReturn
 
 from relpos_fairseq.io.command import AGAIN
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import check_outputs, check_replaceable
+from relpos_fairseq.io.files import check_outputs, check_replaceable, is_stream
 
 COMMANDS: dict[str, type] = {}  # the commands of the files that were imported, by their words
 
@@ -263,6 +263,11 @@ def check_there(name: str, path: Path, what: str) -> None:
         raise UserError(f"{name} {path} does not exist: give a {what} that does")
 
 
+def homes_of(given: Any) -> list[Path]:
+    """Return the folders that a command writes into."""
+    return [path for _, path, role in paths_of(given) if role.writes and role.what == "folder"]
+
+
 BOUNDS = {"least": (">=", operator.ge), "above": ("above", operator.gt), "most": ("<=", operator.le)}
 
 
@@ -286,7 +291,7 @@ def check(given: Any) -> None:
     for name, path, role in found:
         if role.writes and role.what == "folder" and path.exists() and not path.is_dir():
             raise UserError(f"{name} {path} is a file: give a folder")
-        if name in outputs and path.is_file():
+        if name in outputs and path.is_file() and not is_stream(path):
             check_replaceable(path)
         if role.reads and not role.writes and not role.may_be_text:
             check_there(name, path, role.what)

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> int:
 
     def run(argv: Sequence[str]) -> object:
         given = command.parse(declared, program, argv)
-        with writing_as(f"relpos {name}"):
+        with writing_as(f"relpos {name}", command.homes_of(given)):
             command.check(given)
             return given.run(argv)
 

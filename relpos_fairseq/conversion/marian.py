@@ -22,6 +22,7 @@ from relpos_fairseq.conversion.source import GeneratingSource
 from relpos_fairseq.conversion.vocabulary import order_words
 from relpos_fairseq.conversion.weight_files import read_weights, weight_files
 from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.text.tokenizer import load_sentencepiece
 
 MARIAN = "marian"  # model_type
 THEIRS = {"silu": "swish", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
@@ -190,4 +191,5 @@ def _add_text(model: ExternalModel) -> None:
         model.notes.append(f"no {' and '.join(missing)}: text is pieces joined by spaces")
         return
     for language, name in zip(model.languages, PIECES, strict=True):
+        load_sentencepiece(model.path / name)  # a broken one would be found when text is read
         model.files[f"sentencepiece.{language}.model"] = model.path / name

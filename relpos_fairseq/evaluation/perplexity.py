@@ -21,7 +21,7 @@ from relpos_fairseq.evaluation.language_model import (
     score_with_windows,
     show,
 )
-from relpos_fairseq.io.files import open_text_out
+from relpos_fairseq.io.files import check_replaceable, is_stream, open_text_out
 
 POINTS = 48  # of a curve; neighbouring places are averaged
 
@@ -85,6 +85,8 @@ def compare(
     Every prediction's score is written to `by_token`, with a plot beside it; `boundaries` of documents replace the
     checkpoints'.
     """
+    if by_token is not None and not is_stream(by_token):
+        check_replaceable(by_token.with_suffix(".png"))
     rows, found, names = [], [], names_of(checkpoints)
     for path in checkpoints:
         subject = load_subject(path, data, split, boundaries=boundaries)
@@ -106,7 +108,7 @@ def compare(
             )
     text = show(rows)
     if by_token is not None:
-        text += f"\nwrote {by_token} and {write_by_token(by_token, found)}"
+        text += f"\nwrote {' and '.join(map(str, write_by_token(by_token, found)))}"
     return text
 
 
@@ -131,8 +133,8 @@ class ScoredText:
     score: Score
 
 
-def write_by_token(path: Path, found: Sequence[ScoredText]) -> Path:
-    """Write a JSON line for every prediction, and a plot of the same name beside the file; return the plot's path."""
+def write_by_token(path: Path, found: Sequence[ScoredText]) -> list[Path]:
+    """Write a JSON line for every prediction, and a plot beside it if it is a file; return the paths."""
     with open_text_out(path) as file:
         for one in found:
             words, score = one.subject.model.decoder.dictionary, one.score
@@ -141,8 +143,10 @@ def write_by_token(path: Path, found: Sequence[ScoredText]) -> Path:
                 line = {"checkpoint": one.checkpoint, "reads": one.reads, "index": index}
                 line |= {"token": words[int(one.subject.tokens[index])], "nats": nats, "place": place, "memory": memory}
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    if is_stream(path):
+        return [path]
     draw_by_token(path.with_suffix(".png"), found)
-    return path.with_suffix(".png")
+    return [path, path.with_suffix(".png")]
 
 
 def by_place(score: Score, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:

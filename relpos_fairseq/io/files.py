@@ -20,12 +20,11 @@ from typing import Any, BinaryIO, TextIO
 
 from relpos_fairseq.io import ledger
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.ledger import STAMPS as STAMPS
 
 TEMPORARY = ".partial-"  # in front, so that the suffix still tells the file's kind
-STAMPS = ".stages"  # a folder's own notes, all of which are ours
 # A temporary name: the machine, the process, when the process began, a number within it; then the name it is for.
 _OWNED = re.compile(re.escape(TEMPORARY) + r"(?P<host>[0-9a-f]{8})\.(?P<process>\d+)\.(?P<start>\d+)\.\d+-")
-_EARLIER = re.compile(re.escape(TEMPORARY) + r"(?:(?P<process>\d+)-)?")  # as versions before 0.2 named them
 _NUMBERS = itertools.count()
 BLOCK = 1 << 20
 TICK = 20_000_000  # ns; file systems' clocks advance every 10 ms or oftener
@@ -47,7 +46,7 @@ def atomic_path(path: str | Path, renews: bool = False) -> Iterator[Path]:
         UserError: `path` is a folder, or a file that another has written, or changed since: see `replace`.
         OSError: With `filename` set where the disk is full, so that the error can say which.
     """
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+    if is_stream(path):
         yield Path(path)
         return
     path = Path(os.path.realpath(path))
@@ -65,6 +64,13 @@ def atomic_path(path: str | Path, renews: bool = False) -> Iterator[Path]:
         remove(temporary)
         raise
     sync(path.parent)
+
+
+def is_stream(path: str | Path) -> bool:
+    """Tell whether a path is a device, a pipe or a descriptor (/dev/stdout), which is written to as it is."""
+    if str(path).startswith(("/dev/", "/proc/")):
+        return os.path.exists(path)
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
 @contextmanager
@@ -121,15 +127,10 @@ def remove_leftovers(path: Path) -> None:
     """Remove the temporary files and folders for `path` that ended processes of this machine left beside it."""
     name = path.name[-100:]
     for other in path.parent.glob(f"{TEMPORARY}*{glob.escape(name)}"):
-        owned, earlier = _OWNED.match(other.name), _EARLIER.match(other.name)
+        owned = _OWNED.match(other.name)
         if owned and other.name[owned.end() :] == name and owned["host"] == _host():
-            ended = _start_of(int(owned["process"])) != owned["start"]
-        elif earlier and other.name[earlier.end() :] == path.name:
-            ended = earlier["process"] is None or _start_of(int(earlier["process"])) is None
-        else:
-            ended = False
-        if ended:
-            _remove_quietly(other)
+            if _start_of(int(owned["process"])) != owned["start"]:
+                _remove_quietly(other)
 
 
 def _remove_quietly(path: Path) -> None:
@@ -176,10 +177,9 @@ def replace(temporary: Path, path: Path, renews: bool = False) -> None:
     """
     if path.is_dir() and not temporary.is_dir():
         raise UserError(f"{path} is a folder, and a file would take its place: name another")
-    if not any(part.startswith(TEMPORARY) or part == STAMPS for part in path.parts):  # a folder is recorded as a whole
+    if not renews and not any(map(_OWNED.match, path.parts)):  # a folder is recorded as a whole
         new = described(temporary)
-        if not renews:
-            check_replaceable(path, new)
+        check_replaceable(path, new)
         ledger.note(path, new)
     old = temporary_path(path)
     while True:
@@ -227,18 +227,17 @@ def check_replaceable(path: Path, new: ledger.Description | None = None) -> None
         name = file.relative_to(path).as_posix() if file != path else ledger.SELF
         reason = why_foreign(file, (new or {}).get(name))
         if reason and file == path:
-            raise UserError(f"{path} is there already and {reason}: move it, or name another; nothing was changed")
+            raise UserError(f"{path} is there already and {reason}: move it, or name another")
         if reason:
-            raise UserError(
-                f"{path} would be replaced, and {name} in it {reason}: move it, or name another folder; nothing was "
-                f"changed"
-            )
+            raise UserError(f"{path} would be replaced, and {name} in it {reason}: move it, or name another folder")
 
 
 def why_foreign(file: Path, new: tuple[int, str] | None = None) -> str | None:
     """Return in words why a file may not be replaced or removed; None if this command wrote it or it equals `new`."""
-    if STAMPS in file.parts or file.name.startswith(TEMPORARY) or not (file.is_file() or file.is_symlink()):
+    if _OWNED.match(file.name) or not os.path.lexists(file):
         return None
+    if not file.is_file() and not file.is_symlink():
+        return "is no file"
     try:
         here = _state_of(file)
     except FileNotFoundError:  # another process has replaced its folder

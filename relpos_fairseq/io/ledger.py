@@ -1,8 +1,9 @@
 """Remember which files each command wrote, so that a command replaces and removes what it wrote itself and no others.
 
-A record is a line in a file for each path below $XDG_STATE_HOME/relpos_fairseq/written (~/.local/state without it):
-who wrote, and size and SHA-256 of the file, or of each file of a folder.  It stands there before the path has its name,
-so that a kill leaves nothing unknown.  Where records are lost, what differs from a new result is refused, never lost.
+A record is a line: who wrote a path, and size and SHA-256 of the file, or of each file of a folder.  It stands there
+before the path has its name, so that a kill leaves nothing unknown.  Records of what a command writes into its own
+folder lie in that folder, in `.stages/written`, and move with it; those of single files below
+$XDG_STATE_HOME/relpos_fairseq/written (~/.local/state without it), or in their folder if that cannot be written.
 """
 
 import hashlib
@@ -15,12 +16,15 @@ from typing import TypedDict
 
 from relpos_fairseq.io.reading import parse_json
 
+STAMPS = ".stages"  # a folder's own notes
+RECORDS = "written"
 SELF = ""  # a file's own name in its record
-DEPTH = 4  # folders above a file that may have been written as one
-KEPT = 20  # records of a path that stay when there are many
-MANY = 100_000  # bytes
+DEPTH = 6  # folders above a file that may have been written as one, or hold its record
+KEPT = 500  # records that stay when there are many
+MANY = 1_000_000  # bytes
 LIBRARY = "relpos_fairseq"  # a program that calls this package: it names each output, and may replace any command's
 _writer = LIBRARY  # whose writes are recorded
+_homes: tuple[Path, ...] = ()  # the folders that it writes into, with all links followed
 Description = Mapping[str, tuple[int, str]]  # size and SHA-256 by the name within a folder
 
 
@@ -28,38 +32,56 @@ class Record(TypedDict):
     """A line of a path's records."""
 
     by: str
+    path: str  # from the folder that holds `.stages`; "" where the path's own records lie elsewhere
     files: dict[str, tuple[int, str]]
 
 
 @contextmanager
-def writing_as(command: str) -> Iterator[None]:
-    """Let a command, such as "relpos translate", be who writes in this process and the children that it forks."""
-    global _writer
-    before, _writer = _writer, command
+def writing_as(command: str, homes: Iterable[Path] = ()) -> Iterator[None]:
+    """Let a command, such as "relpos translate", be who writes in this process and the children that it forks.
+
+    Args:
+        command: its words.
+        homes: the folders that it writes into.
+    """
+    global _writer, _homes
+    before = _writer, _homes
+    _writer, _homes = command, tuple(Path(os.path.realpath(home)) for home in homes)
     try:
         yield
     finally:
-        _writer = before
+        _writer, _homes = before
 
 
 def note(path: Path, files: Description) -> None:
-    """Record that this command writes a path; nothing happens where records cannot be kept.
+    """Record that this command writes a path; nothing happens where no record can be kept.
 
     Args:
         path: the file or folder, with all links followed.
         files: size and SHA-256 of the file, under "", or of each file in the folder.
     """
-    line = json.dumps({"by": _writer, "files": files}) + "\n"
-    with suppress(OSError, RuntimeError):
-        file = _record_of(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if file.exists() and file.stat().st_size > MANY:
-            _shorten(file)
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    home = next((home for home in _homes if home in path.parents), None)
+    for base in (home,) if home else (None, path.parent):
         try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+            name = SELF if base is None else path.relative_to(base).as_posix()
+            records = _state_of(path) if base is None else base / STAMPS / RECORDS
+            _append(records, {"by": _writer, "path": name, "files": dict(files)})
+            return
+        except (OSError, RuntimeError):
+            continue
+
+
+def _append(file: Path, record: Record) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.exists() and file.stat().st_size > MANY:
+        shorter = file.with_name(f"{file.name}.{os.getpid()}")
+        shorter.write_bytes(b"".join(file.read_bytes().splitlines(True)[-KEPT:]))
+        os.replace(shorter, file)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, f"{json.dumps(record)}\n".encode())
+    finally:
+        os.close(descriptor)
 
 
 def writers_of(path: Path, described: tuple[int, str]) -> set[str]:
@@ -67,7 +89,12 @@ def writers_of(path: Path, described: tuple[int, str]) -> set[str]:
     found = set()
     for place in (path, *path.parents[:DEPTH]):
         name = path.relative_to(place).as_posix() if place != path else SELF
-        found |= {by for by, files in _read(place) if tuple(files.get(name, ())) == described}
+        with suppress(OSError, RuntimeError):
+            found |= {one["by"] for one in _read(_state_of(place)) if tuple(one["files"].get(name, ())) == described}
+        for one in _read(place / STAMPS / RECORDS) if place != path else ():
+            inner = name.removeprefix(f"{one['path']}/") if name != one["path"] else SELF
+            if inner != name and tuple(one["files"].get(inner, ())) == described:
+                found.add(one["by"])
     return found
 
 
@@ -77,28 +104,19 @@ def is_ours(path: Path, described: tuple[int, str]) -> bool:
     return _writer in found or (_writer == LIBRARY and bool(found))
 
 
-def _record_of(path: Path) -> Path:
-    """Return the file of a path's records."""
+def _state_of(path: Path) -> Path:
+    """Return the file of a path's records outside of its folder."""
     named = os.environ.get("XDG_STATE_HOME")
     state = Path(named) if named and os.path.isabs(named) else Path.home() / ".local" / "state"
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()
-    return state / "relpos_fairseq" / "written" / digest[:2] / digest[2:32]
+    return state / "relpos_fairseq" / RECORDS / digest[:2] / digest[2:32]
 
 
-def _read(path: Path) -> Iterator[tuple[str, dict]]:
-    """Yield the records of a path: the writer and the files; a line that was cut by a kill is left out."""
+def _read(file: Path) -> Iterator[Record]:
+    """Yield the records of a file; a line that was cut by a kill, or is none, is left out."""
     lines: Iterable[str] = ()
-    with suppress(OSError, RuntimeError, UnicodeDecodeError):
-        lines = _record_of(path).read_text(encoding="utf-8").splitlines()
+    with suppress(OSError, UnicodeDecodeError):
+        lines = file.read_text(encoding="utf-8").splitlines()
     for line in lines:
         with suppress(ValueError, RecursionError):
-            found = parse_json(line, Record)
-            yield found["by"], found["files"]
-
-
-def _shorten(file: Path) -> None:
-    """Keep the last records of a path."""
-    lines = file.read_bytes().splitlines(True)[-KEPT:]
-    shorter = file.with_name(f"{file.name}.{os.getpid()}")
-    shorter.write_bytes(b"".join(lines))
-    os.replace(shorter, file)
+            yield parse_json(line, Record)

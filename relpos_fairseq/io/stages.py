@@ -83,8 +83,16 @@ def write_manifest(
         "versions": versions(),
         **(extra or {}),
     }
-    write_json(path, manifest)
+    write_json(path, manifest, renews=is_manifest(path))
     return manifest
+
+
+def is_manifest(path: Path) -> bool:
+    """Tell whether a file is a manifest, which the command that is run in its folder may write anew."""
+    try:
+        return read_json(path, dict[str, object], {}).keys() >= {"command", "inputs", "outputs", "stages", "versions"}
+    except UserError:
+        return False
 
 
 def neutral(command: Sequence[str]) -> list[str]:
@@ -287,6 +295,8 @@ def run_stages(
         raise UserError(f"stages must have different names, got {', '.join(names)}")
     hashes = Hashes() if hashes is None else hashes
     check_stages(stages)
+    if not is_manifest(manifest := folder / "manifest.json"):
+        check_replaceable(manifest)
     counts = {}
     for home, group in groupby(enumerate(stages, start=1), lambda item: item[1].home or folder):
         with locked(home, wait):
@@ -336,7 +346,7 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Ha
     if absent:
         raise RuntimeError(f"stage {stage.name} did not make {', '.join(absent)}")
     outputs = {label(path, folder): describe_output(path, hashes) for path in stage.outputs}
-    write_json(stamp, {**key, "outputs": outputs, "counts": counts})
+    write_json(stamp, {**key, "outputs": outputs, "counts": counts}, renews=True)
     print(f"{position} {stage.name} ... {time.monotonic() - start:.0f} s", flush=True)
     return read_json(stamp, Stamp)["counts"]  # as a later run will find them
 

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, ListConfig, open_dict
 from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
 
-from relpos_fairseq.checkpoint_files import building, check_checkpoint, check_finite, loading
+from relpos_fairseq.checkpoint_files import building, check_checkpoint, check_finite, load, loading
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import reading
 from relpos_fairseq.saved_options import saved_options, tell_replaced
@@ -62,7 +62,12 @@ def allow_checkpoint_types() -> None:
 def load_checkpoint_to_cpu(original, path, *args, **kwargs):
     """Name a broken or malicious checkpoint in one line, where torch advises to run its code."""
     with loading(path):
-        state = check_checkpoint(original(path, *args, **kwargs), path)
+        try:
+            state = original(path, *args, **kwargs)
+        except (KeyError, TypeError, AttributeError, IndexError):  # of an object that is no checkpoint, read as one
+            check_checkpoint(load(path), path)
+            raise
+        check_checkpoint(state, path)
         saved = saved_options(state)
         if saved is not None and (saved.model_name or "").startswith("relpos_"):
             check_finite(state["model"], path)

@@ -64,6 +64,8 @@ def read_curves(path: Path, measure: str) -> dict[str, Points]:
         if measure in values and "num_updates" in values:
             curve = curves["validation" if part == "valid" else "training"]
             curve[int(values["num_updates"])] = values[measure]
+    if any(curves.values()) and not np.isfinite([value for curve in curves.values() for value in curve.values()]).any():
+        raise UserError(f"{path}: every {measure} is nan or infinite: the training diverged, and there is no curve")
     if not any(curves.values()):
         has = f"it has {', '.join(sorted(known - {'epoch', 'num_updates'}))}" if known else "no line of one"
         raise UserError(f"{path}: no {measure} in a log of fairseq-train: {has}")

@@ -420,10 +420,7 @@ def find_assets(
     if [] in differing:
         return places[differing.index([])]
     if places:
-        raise UserError(
-            f"{checkpoint} was trained with another {', '.join(differing[0])} than {places[0]} holds: name the data "
-            f"folder of its training with --data"
-        )
+        raise another(checkpoint, differing[0], places[0])
     if data:
         raise UserError(f"--data {data} has no dict.txt and no dict.LANGUAGE.txt")
     where = f" (it was {trained_on})" if trained_on else ""
@@ -431,6 +428,26 @@ def find_assets(
         f"no {TEXT_FOLDER}/ beside {checkpoint}, which newer trainings write: name the data folder that "
         f"it was trained on with --data{where}"
     )
+
+
+def another(checkpoint: Path, differing: Sequence[str], place: Path) -> UserError:
+    """Return the error of a folder of text that is not that of a checkpoint's training; `differing` names its files."""
+    said = ""
+    if provenance.MANIFEST in differing:
+        manifest = asset_files(place).get(provenance.MANIFEST)
+        facts = provenance.text_facts(read_json(manifest)) if manifest else {}
+        told = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+        said = f" ({manifest} says {told or 'nothing of how text is read'})" if manifest else " (it has none)"
+    return UserError(
+        f"{checkpoint} was trained with another {', '.join(differing)} than {place} holds{said}: name the data folder "
+        f"of its training with --data"
+    )
+
+
+def check_text(checkpoint: Path, data: Path) -> None:
+    """Raise a UserError for a data folder whose text is not read as in a checkpoint's training, if that is known."""
+    if differing := provenance.differing(_hashes_of(checkpoint), asset_files(data)):
+        raise another(checkpoint, differing, data)
 
 
 def _hashes_of(checkpoint: Path) -> dict[str, dict[str, str]]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from helpers import ROOT
 from helpers.commands import relpos
 from helpers.fault_jobs import JOBS, Inputs, finished, write_inputs
 from helpers.folders import contents
@@ -101,6 +105,74 @@ def test_outputs_on_files_of_other_commands(inputs: Inputs, tmp_path: Path, caps
         assert relpos(*words) == 2, words
         assert file.name in capsys.readouterr().err
         assert sha256_of(file) == before, words
+
+
+LM = ("prepare", "lm", "--split", "0.8,0.1,0.1", "--level", "char", "--workers", "1")
+
+
+@pytest.mark.parametrize("moved", ["state", "folder", "unwritable"])
+def test_a_folder_is_gone_on_with_wherever_its_records_are(inputs: Inputs, tmp_path: Path, monkeypatch, moved) -> None:
+    """On another machine or in a container, with the same options and with others: its own notes lie in it."""
+    out, other = tmp_path / "out", tmp_path / "other.txt"
+    other.write_text(inputs.text.read_text()[:-2000])
+    if moved == "unwritable":
+        monkeypatch.setenv("XDG_STATE_HOME", "/proc/none")
+    assert relpos(*LM, "--text", inputs.text, "--out", out) == 0
+    translate = ("translate", inputs.translator, source_in(tmp_path), "--out", tmp_path / "a.txt")
+    assert relpos(*translate, "--beam", "1") == 0
+    if moved == "state":
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    elif moved == "folder":
+        out = shutil.copytree(out, tmp_path / "copy")
+    assert relpos(*LM, "--text", other, "--out", out) == 0
+    assert relpos(*LM, "--text", other, "--out", out) == 0
+    if moved != "state":
+        assert (
+            relpos("translate", inputs.translator, source_in(tmp_path), "--out", tmp_path / "a.txt", "--beam", "2") == 0
+        )
+
+
+def source_in(folder: Path) -> Path:
+    """A text to translate."""
+    (folder / "in.txt").write_text("w1 w2\n")
+    return folder / "in.txt"
+
+
+def test_tables_of_a_folder_that_was_copied(inputs: Inputs, tmp_path: Path, monkeypatch) -> None:
+    """What was written beside no stamp: a second run has another result and other records outside."""
+    flags = ("evaluate", "length", inputs.lm, inputs.stream, "--lengths", "8,16", "--mem-lens", "0", "--tokens")
+    assert relpos(*flags, "60", "--out", tmp_path / "a") == 0
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    assert relpos(*flags, "40", "--out", tmp_path / "b") == 0
+
+
+@pytest.mark.parametrize("name", [".stages/notes.json", ".partial-s.json", ".partial-1-s.json"])
+def test_no_name_makes_a_file_ours(inputs: Inputs, tmp_path: Path, name: str) -> None:
+    """Neither of a folder that notes of ours may lie in, nor of a temporary file, nor beside an output."""
+    (tmp_path / ".stages").mkdir()
+    (tmp_path / name).write_bytes(THESIS)
+    score = ("score", inputs.wmt / "test.de", "--reference", inputs.wmt / "test.de", "--language", "de", "--json")
+    assert relpos(*score, tmp_path / name) == 2
+    assert relpos(*score, tmp_path / "s.json") == 0
+    assert (tmp_path / name).read_bytes() == THESIS
+
+
+def test_a_pipe_in_a_folder_is_no_file_of_ours(inputs: Inputs, tmp_path: Path) -> None:
+    flags = ("prepare", "glue", inputs.glue, "--tokenizer", inputs.tokenizer, "--workers", "1", "--tasks", "RTE")
+    assert relpos(*flags, "--out", tmp_path / "out") == 0
+    os.mkfifo(tmp_path / "out" / "RTE" / "pipe")
+    assert relpos(*flags, "--out", tmp_path / "out", "--max-length", "20") == 2
+    assert (tmp_path / "out" / "RTE" / "pipe").is_fifo()
+
+
+def test_standard_output_may_be_a_file(inputs: Inputs, tmp_path: Path) -> None:
+    """Of a shell's `>`, which is no file of another."""
+    words = ("-m", "relpos_fairseq.cli", "translate", inputs.translator, source_in(tmp_path), "--beam", "1")
+    with (tmp_path / "out.txt").open("w") as file:
+        run = [sys.executable, *map(str, words), "--out", "/dev/stdout"]
+        assert subprocess.run(run, stdout=file, cwd=ROOT).returncode == 0
+    assert (tmp_path / "out.txt").read_text().count("\n") == 1
 
 
 def test_a_device_is_written_to(inputs: Inputs, tmp_path: Path) -> None:

@@ -44,18 +44,16 @@ def test_a_file_is_whole_or_not_there(tmp_path):
 
 
 def test_what_a_kill_left_is_replaced(tmp_path):
-    ended = ended_process()
     with pytest.raises(KeyboardInterrupt), files.atomic_folder(tmp_path / "d") as temporary:
         (temporary / "a").write_text("1")
         raise KeyboardInterrupt
-    (tmp_path / f".partial-{ended}-d").mkdir()  # as earlier versions named them
-    (tmp_path / ".partial-a.txt").write_text("half")
+    (tmp_path / ".partial-a.txt").write_text("a user's")
     with files.atomic_folder(tmp_path / "d") as temporary:
         (temporary / "a.bin").write_text("2")
     with files.atomic_folder(tmp_path / "d") as temporary:
         (temporary / "b").write_text("3")
     files.write_text(tmp_path / "a.txt", "new")
-    assert preparing.contents(tmp_path) == {"d/b": b"3", "a.txt": b"new"}
+    assert preparing.contents(tmp_path) == {"d/b": b"3", "a.txt": b"new", ".partial-a.txt": b"a user's"}
 
 
 def ended_process() -> int:

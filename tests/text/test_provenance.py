@@ -160,6 +160,20 @@ def test_a_manifest_that_was_edited_is_not_the_trainings(trained, tmp_path, caps
     assert "was trained with another manifest.json than" in capsys.readouterr().err
 
 
+def test_the_hub_refuses_text_that_is_read_otherwise(trained, tmp_path) -> None:
+    """Whether the folder is that beside the checkpoint or one that is named."""
+    from fairseq.models.transformer import TransformerModel
+
+    data, models = shutil.copytree(trained.folder / "a", tmp_path / "a"), str(trained.a.checkpoint.parent)
+    name = trained.a.checkpoint.name
+    own = TransformerModel.from_pretrained(models, name)
+    named = TransformerModel.from_pretrained(models, name, str(data / "data-bin"))
+    assert named.encode("The house.").tolist() == own.encode("The house.").tolist()
+    (data / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match="trained with another manifest.json than .*data-bin holds .it has none"):
+        TransformerModel.from_pretrained(models, name, str(data / "data-bin"))
+
+
 def test_a_manifest_may_name_other_versions(trained, tmp_path, capsys) -> None:
     models = shutil.copytree(trained.a.checkpoint.parent, tmp_path / "models")
     manifest = models / "text" / "manifest.json"

@@ -17,6 +17,7 @@ from relpos_fairseq.comparison import scores
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, binarise, device, kind, write_lines
 from relpos_fairseq.evaluation.classification import Classifier
 from relpos_fairseq.io.files import atomic_path
+from relpos_fairseq.io.reading import reading
 
 SPECIAL = 2  # tokens of an input besides its symbols: the first and the last
 Labelled = tuple[list[str], str]
@@ -107,7 +108,7 @@ def logits_of(workspace: Workspace, name: str, split: str) -> tuple[np.ndarray, 
             np.savez_compressed(file, np.stack([row.numpy() for row in logits]), np.array(targets), np.array(tokens))
 
     workspace.in_child(name, predict)
-    with np.load(place) as arrays:
+    with reading(place, "a file of outputs", "delete it: it is made anew"), np.load(place) as arrays:
         return tuple(arrays[key] for key in arrays.files)
 
 

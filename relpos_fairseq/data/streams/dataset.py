@@ -25,6 +25,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset, data_file_path, ind
 from fairseq.data.iterators import EpochBatchIterator
 from torch import Tensor
 
+from relpos_fairseq.io.reading import reading
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier
 
 
@@ -305,8 +306,8 @@ def find_documents(path: Path, tokens: np.ndarray, boundaries: str, eos: int, co
             f"{sidecar} knows nothing of {second}, which is read as well: remove that, make it a "
             f"data folder of its own (dir1:dir2), or give --document-boundaries eos"
         )
-    starts = np.load(sidecar, allow_pickle=False)
-    return check_document_starts(starts, len(tokens), str(sidecar))
+    with reading(sidecar, "the starts of documents of this text", "prepare the text again"):
+        return check_document_starts(np.load(sidecar, allow_pickle=False), len(tokens), str(sidecar))
 
 
 # fairseq's epoch iterator

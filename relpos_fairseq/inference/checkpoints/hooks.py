@@ -41,6 +41,7 @@ from relpos_fairseq.text.assets import (
     SymbolText,
     TokenizerText,
     asset_files,
+    check_text,
     copy_assets,
     find_assets,
     manifest_of,
@@ -119,9 +120,14 @@ def install_text_hub() -> None:
         original, model_name_or_path, checkpoint_file="model.pt", data_name_or_path=".", archive_map=None, **kwargs
     ):
         folder = Path(str(model_name_or_path))
+        first = folder / str(checkpoint_file).split(os.pathsep)[0]
+        place = folder / data_name_or_path if data_name_or_path[:1] == "." else Path(data_name_or_path)
         if data_name_or_path == "." and text_folders(folder):
-            first = folder / str(checkpoint_file).split(os.pathsep)[0]
             data_name_or_path = str(find_assets(first, None).absolute())
+        elif (
+            place := folder / data_name_or_path if data_name_or_path[:1] == "." else Path(data_name_or_path)
+        ).is_dir():
+            check_text(folder / str(checkpoint_file).split(os.pathsep)[0], place)
         if kwargs.get("bpe") == GPT2 and (place := tokenizer_folder(folder / data_name_or_path)):
             kwargs |= {"bpe": "relpos", "tokenizer_folder": str(place.absolute())}
         where = (model_name_or_path, checkpoint_file, data_name_or_path)
