@@ -112,8 +112,8 @@ def same(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-6) -
 
 def stems(folder: Path) -> set[str]:
     """Names that have a PNG and a CSV; nothing else may lie in the folder."""
-    names = {path.stem for path in folder.iterdir()}
-    assert {p.name for p in folder.iterdir()} == {f"{n}.{s}" for n in names for s in ("png", "csv")}
+    names = {path.stem for path in folder.glob("[!.]*")}
+    assert {p.name for p in folder.glob("[!.]*")} == {f"{n}.{s}" for n in names for s in ("png", "csv")}
     for name in names:
         assert (folder / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
     return names
@@ -455,7 +455,7 @@ def test_errors_are_one_line_and_write_nothing(save, data, tmp_path, capsys):
     cases = [
         ((tmp_path / "no.pt", *to), ("no.pt does not exist", "give a file")),
         ((cut, *to), ("cut.pt", "truncated", "copy it again")),
-        ((foreign, *to), ("foreign.pt", "no checkpoint")),
+        ((foreign, *to), ("foreign.pt", "it holds no model")),
         ((plain, *to), ("has no position scheme", "relpos model")),
         ((good, *to, "--data", tmp_path / "no"), ("--data", "does not exist")),
         ((good, *to, "--data", other), ("--data", "may be another model's")),

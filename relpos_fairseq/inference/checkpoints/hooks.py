@@ -124,10 +124,8 @@ def install_text_hub() -> None:
         place = folder / data_name_or_path if data_name_or_path[:1] == "." else Path(data_name_or_path)
         if data_name_or_path == "." and text_folders(folder):
             data_name_or_path = str(find_assets(first, None).absolute())
-        elif (
-            place := folder / data_name_or_path if data_name_or_path[:1] == "." else Path(data_name_or_path)
-        ).is_dir():
-            check_text(folder / str(checkpoint_file).split(os.pathsep)[0], place)
+        elif place.is_dir():
+            check_text(first, place)
         if kwargs.get("bpe") == GPT2 and (place := tokenizer_folder(folder / data_name_or_path)):
             kwargs |= {"bpe": "relpos", "tokenizer_folder": str(place.absolute())}
         where = (model_name_or_path, checkpoint_file, data_name_or_path)
