@@ -26,6 +26,7 @@ from relpos_fairseq.preparation.pipeline import Preparation, Report, TextLines
 from relpos_fairseq.preparation.settings import SPLITS, check_lm
 from relpos_fairseq.text.dictionary import NSPECIAL, choose_symbols, read_dictionary, write_dictionary
 from relpos_fairseq.text.levels import END, Bytes, Level, LevelText, load_level
+from relpos_fairseq.text.tokenizer import load_sentencepiece
 
 
 def parse_fractions(text: str) -> list[Fraction]:
@@ -213,6 +214,7 @@ class LmPreparation(Preparation):
         args, model = self.args, self.models[0]
         if args.sentencepiece:
             given = args.sentencepiece
+            load_sentencepiece(given)
             self.add("sentencepiece", lambda: copy_file(given, model), [given], [model], {})
             return
         options = {name: getattr(args, name) for name in SENTENCEPIECE}

@@ -8,14 +8,17 @@ from pathlib import Path
 from helpers.commands import relpos, relpos_job
 from relpos_fairseq.cli.command import parse
 from relpos_fairseq.cli.main import load
+from relpos_fairseq.io import ledger
+
+WRITTEN = (ledger.STAMPS, ledger.RECORDS)
 
 
 def contents(folder: Path, *but: str) -> dict[str, bytes]:
-    """Every file's bytes, by its path; `but` names path parts that are left out."""
+    """Every file's bytes, by its path; `but` names path parts that are left out, and so are records of who wrote what."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not set(path.relative_to(folder).parts) & set(but)
+        if path.is_file() and not set(path.relative_to(folder).parts) & set(but) and path.parts[-2:] != WRITTEN
     }
 
 

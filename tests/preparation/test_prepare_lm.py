@@ -351,7 +351,7 @@ BAD = {
     "give either --train/--valid/--test, or --text, or --corpus": ["--train", "T", "--text", "T"],
     "--split and --text belong together": ["--text", "T"],
     "without --train there must be --dict": ["--valid", "T"],
-    "not a file: ": ["--train", "missing"],
+    "missing does not exist: give a file that does": ["--train", "missing"],
     "the split valid is empty": ["--train", "T", "--valid", "EMPTY"],
     "no unit at all": ["--train", "EMPTY"],
     "sentencepiece cannot be trained": ["--train", "EMPTY", "--level", "sentencepiece"],
