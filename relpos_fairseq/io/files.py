@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -234,11 +235,14 @@ def check_replaceable(path: Path, new: ledger.Description | None = None) -> None
 
 def why_foreign(file: Path, new: tuple[int, str] | None = None) -> str | None:
     """Return in words why a file may not be replaced or removed; None if this command wrote it or it equals `new`."""
-    if _OWNED.match(file.name) or not os.path.lexists(file):
+    if _OWNED.match(file.name):
         return None
-    if not file.is_file() and not file.is_symlink():
-        return "is no file"
     try:
+        kind = stat.S_IFMT(os.lstat(file).st_mode)
+        if kind == stat.S_IFDIR:  # which another process has made in its place
+            return None
+        if kind not in (stat.S_IFREG, stat.S_IFLNK):
+            return "is no file"
         here = _state_of(file)
     except FileNotFoundError:  # another process has replaced its folder
         return None

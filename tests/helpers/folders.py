@@ -14,7 +14,7 @@ WRITTEN = (ledger.STAMPS, ledger.RECORDS)
 
 
 def contents(folder: Path, *but: str) -> dict[str, bytes]:
-    """Every file's bytes, by its path; `but` names path parts that are left out, and so are records of who wrote what."""
+    """Every file's bytes, by its path, without the records of who wrote it; `but` names path parts to leave out too."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))

@@ -332,7 +332,7 @@ def test_what_is_missing_is_named(text, tmp_path, capsys):
     assert prepare(folder, tmp_path / "out") == 2
     assert f"fill {folder}/test.en and {folder}/test.de" in error(capsys)
     assert prepare(tmp_path / "none", tmp_path / "out") == 2
-    assert "is not a folder" in error(capsys)
+    assert f"--from-dir {tmp_path / 'none'} does not exist: give a folder" in error(capsys)
     assert prepare(tmp_path, tmp_path / "out") == 2
     assert "has no train.en" in error(capsys)
 
@@ -380,9 +380,9 @@ def test_own_text_of_any_shape(text, undisturbed, tmp_path, capsys):
             "news-commentary-v10 leaves no training text",
         ),
         (["en-de", "--model-type", "bpe"], "--model-type bpe goes with --bpe sentencepiece"),
-        (["en-de", "--max-ratio", "nan"], "--max-ratio must be >= 1, got nan"),
+        (["en-de", "--max-ratio", "0.5"], "--max-ratio must be >= 1, got 0.5"),
         (["en-de", "--out", "a:b"], "has a colon, at which fairseq parts the paths"),
-        (["en-de", "--max-dropped", "0"], "--max-dropped must be > 0 and <= 1, got 0"),
+        (["en-de", "--max-dropped", "0"], "--max-dropped must be above 0 and <= 1, got 0.0"),
     ],
 )
 def test_bad_options(tmp_path, capsys, options, said):
