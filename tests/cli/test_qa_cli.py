@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from helpers.commands import QUIET, ROOT, USER_DIR, call, captured, load, relpos, value
+from helpers.folders import contents
 from helpers.questions import COLOURS, PLACES, THINGS, make_data, make_file
 from relpos_fairseq.evaluation import questions
 
@@ -191,7 +192,7 @@ def test_an_interrupted_evaluation_goes_on(data, trained, tmp_path, monkeypatch)
     asked = (data / "valid.json", data / "few.json", "--path", trained[0], "--data", data, "--cpu")
     asked += ("--max-tokens", "100")
     assert script("evaluate", "qa", *asked, "--out", tmp_path / "whole")[0] == 0
-    whole, span_logits, calls = answers_below(tmp_path / "whole"), questions.span_logits, []
+    whole, span_logits, calls = contents(tmp_path / "whole"), questions.span_logits, []
 
     def stops(after: int):
         def logits(*arguments):
@@ -218,12 +219,7 @@ def test_an_interrupted_evaluation_goes_on(data, trained, tmp_path, monkeypatch)
     stops(2)
     status, printed = script("evaluate", "qa", *asked, *out)
     assert status == 0 and len(calls) == 2 and "batches are answered already" in printed
-    assert answers_below(tmp_path / "out") == whole
-
-
-def answers_below(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    assert contents(tmp_path / "out") == whole
 
 
 def test_a_file_name_with_a_space_counts_in_the_mean(capsys):

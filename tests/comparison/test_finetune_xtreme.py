@@ -135,7 +135,7 @@ def test_one_command_from_english_to_the_table(folder, tmp_path, capsys):
         ([], "nothing to fine-tune on: give --xnli or --squad"),
         (["--squad", "."], "--squad belongs together with one of --xquad"),
         (["--xquad", "."], "--squad belongs together with one of --xquad"),
-        (["--xnli", "nowhere"], "there is no folder nowhere"),
+        (["--xnli", "nowhere"], "--xnli nowhere does not exist: give a folder"),
         (["--xnli", "."], "--xnli .: give the folder XNLI itself"),
         (["--xnli", ".", "--lr", "0"], "--lr must be above 0, got [0.0]"),
         (["--squad", ".", "--xquad", "."], "m: there is no checkpoint nothing.pt"),

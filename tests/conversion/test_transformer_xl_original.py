@@ -151,9 +151,11 @@ def test_a_path_makes_no_released_model(tmp_path):
 def test_other_errors_are_one_line(tmp_path, capsys):
     transformer_xl_original.save(transformer_xl_original.model(len(SYMBOLS)), tmp_path / "model.pt")
     (tmp_path / "vocab.txt").write_text("one\ntwo\n")
+    (tmp_path / "empty").mkdir()
     for more, said in (
         ((), "vocab.txt has 2 types, and the model 20"),
-        (("--data", tmp_path / "none"), "neither cache.pt nor vocab.txt"),
+        (("--data", tmp_path / "none"), "none does not exist: give a folder"),
+        (("--data", tmp_path / "empty"), "neither cache.pt nor vocab.txt"),
     ):
         assert converted(tmp_path, tmp_path / "out", *more) == 2
         assert said in capsys.readouterr().err

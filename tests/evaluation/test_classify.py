@@ -78,7 +78,7 @@ def test_what_cannot_be_classified(trained, tmp_path, capsys) -> None:
         (single, "a\tb", (), "line 1: the model was trained on sentences: give one sentence a line"),
         (single, "cat " * 40, (), "line 1 has 42 symbols, and the model takes 32: shorten it, or give"),
         (single, "cat " * 40, ("--on-long-line", "cut"), ""),
-        (tmp_path / "no.pt", "", (), "there is no checkpoint"),
+        (tmp_path / "no.pt", "", (), "no.pt does not exist: give a file"),
     ):
         (tmp_path / "in.txt").write_text(line + "\n")
         assert relpos("classify", checkpoint, tmp_path / "in.txt", "--cpu", *more) == (2 if said else 0)

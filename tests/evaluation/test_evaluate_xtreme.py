@@ -272,8 +272,8 @@ WRONG = {
     "belong together: give both": ["--xnli-model", "MODEL"],
     "one of --xquad, --mlqa, --tydiqa": ["--qa-model", "MODEL"],
     "nothing to evaluate": [],
-    "there is no folder nowhere": ["--qa-model", "MODEL", "--xquad", "nowhere"],
-    "there is no checkpoint nothing.pt": ["--qa-model", "nothing.pt", "--xquad", "."],
+    "--xquad nowhere does not exist: give a folder": ["--qa-model", "MODEL", "--xquad", "nowhere"],
+    "--qa-model nothing.pt does not exist: give a file": ["--qa-model", "nothing.pt", "--xquad", "."],
     "has no file of XQuAD's, such as xquad.de.json": ["--qa-model", "MODEL", "--xquad", "."],
     "has no test_LANGUAGE": ["--xnli-model", "MODEL", "--xnli", "."],
 }
