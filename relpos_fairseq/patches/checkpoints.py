@@ -64,7 +64,9 @@ def load_checkpoint_to_cpu(original, path, *args, **kwargs):
     with loading(path):
         try:
             state = original(path, *args, **kwargs)
-        except (KeyError, TypeError, AttributeError, IndexError):  # of an object that is no checkpoint, read as one
+        except (OSError, MemoryError, UserError):
+            raise
+        except Exception:  # perhaps of an object that is no checkpoint, read as one
             check_checkpoint(load(path), path)
             raise
         check_checkpoint(state, path)
