@@ -8,15 +8,18 @@ Whoever works without matplotlib imports this file in the functions that draw.
 from __future__ import annotations
 
 import csv
+import functools
+import logging
 import textwrap
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
 import numpy as np
+from matplotlib import font_manager
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
@@ -27,11 +30,16 @@ from relpos_fairseq.io.files import atomic_path
 from relpos_fairseq.io.progress import csv_cell
 
 matplotlib.use("Agg")
+logger = logging.getLogger(__name__)
 
 # Okabe and Ito's palette, without its yellow, which is too light for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 GRAPHS = ("lines", "dots", "bars")  # the other kinds of picture are images
 MARKERS = ("o", "s", "^", "D")
+DASHES = ("-", "--", "-.", ":")  # of curves beyond the colours
+MARKED = 8  # places of a curve that have its marker
+LEAST = 0.01  # of the largest value: what an axis of curves covers at least, so that noise is no cliff
+NAMELESS = ("part", "data")  # keys whose values say by themselves what they are
 ABSENT = "#e6e6e6"  # the colour of entries that do not exist
 MOST_TOKENS = 40  # tokens that are written on the axes of an image; where there are more, none is
 LONGEST = 14  # characters of a token on an axis; longer ones would run into the title
@@ -67,8 +75,13 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """The key in words."""
-        return ", ".join(f"all {name}s" if value == "all" else f"{name} {value}" for name, value in self.key.items())
+        """The key in words, and that all values are zero, which an empty panel does not say."""
+        words = [
+            f"all {name}s" if value == "all" else value if name in NAMELESS else f"{name} {value}"
+            for name, value in self.key.items()
+        ]
+        known = self.values[~np.isnan(self.values)]
+        return ", ".join([*words, "all zero"] if known.size and not known.any() else words)
 
 
 @dataclass(frozen=True)
@@ -102,9 +115,36 @@ def panels(path: Path, count: int, width: float, height: float) -> Iterator[list
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure, whole or not at all, in the format of the path's suffix."""
     with atomic_path(path) as partial, warnings.catch_warnings():
-        # A token in a script that the font lacks is drawn as a box, which is no news to the user.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # `fonts_for` has told
         figure.savefig(partial, format=path.suffix[1:])
+
+
+def fonts_for(text: str) -> list[str]:
+    """Return the names of matplotlib's own font and of fonts of this system that have the characters it lacks.
+
+    A warning names the characters that no font here has: they are drawn as boxes.
+    """
+    usual = str(plt.rcParamsDefault["font.sans-serif"][0])
+    missing = set(map(ord, text)) - _characters_of(font_manager.findfont(usual))
+    missing = {one for one in missing if chr(one).isprintable() and not chr(one).isspace()}
+    names = [usual]
+    for font in font_manager.fontManager.ttflist if missing else ():
+        if font.name not in names and missing & _characters_of(font.fname):
+            missing -= _characters_of(font.fname)
+            names.append(font.name)
+        if not missing:
+            break
+    if missing:
+        shown = "".join(map(chr, sorted(missing)[:10]))
+        logger.warning("no font of this system has %s: they are drawn as boxes (install one, such as Noto)", shown)
+    return names
+
+
+@functools.cache
+def _characters_of(path: str) -> set[int]:
+    with suppress(Exception):  # a broken font is none
+        return set(font_manager.get_font(path).get_charmap())
+    return set()
 
 
 def show_tokens(axis: Axes, kind: str) -> None:
@@ -117,7 +157,8 @@ def show_tokens(axis: Axes, kind: str) -> None:
 def write_picture(picture: Picture, folder: Path) -> list[Path]:
     """Write a picture as PNG and CSV; return their paths."""
     paths = [folder / f"{picture.name}.png", folder / f"{picture.name}.csv"]
-    with plt.rc_context(STYLE):
+    words = [picture.detail, *(str(one) for panel in picture.panels for one in (*panel.rows, *(panel.tokens or ())))]
+    with plt.rc_context(STYLE | {"font.family": fonts_for("".join(words))}):
         figure = draw_picture(picture)
         try:
             save_figure(figure, paths[0])
@@ -183,48 +224,61 @@ def panel_size(picture: Picture, across: int) -> tuple[float, float]:
 
 
 def draw_bar_panels(figure: Figure, axes: list[Axes], picture: Picture) -> None:
-    """Draw a bar with its number for every row of a panel, on an axis that begins a little below the lowest."""
+    """Draw a bar with its number for every row of a panel, on an axis that begins at zero."""
     for ax, panel in zip(axes, picture.panels, strict=True):
         scores = panel.values[:, 0]
         places = np.arange(len(scores))
         bars = ax.bar(places, np.nan_to_num(scores), color=COLOURS[0], width=0.7)
         ax.bar_label(bars, ["" if np.isnan(s) else f"{s:.1f}" for s in scores], fontsize=7)
-        low, high = np.nanmin(scores), np.nanmax(scores)
-        ax.set_ylim(max(0.0, low - (high - low) - 1), high + 0.15 * (high - low) + 1)
+        ax.set_ylim(min(0.0, 1.1 * np.nanmin(scores)), 1.1 * max(np.nanmax(scores), 0.0) or 1.0)
         ax.set_xticks(places, panel.rows, rotation=45, ha="right", fontsize=7, parse_math=False)
         ax.set_title(panel.title)
     figure.supylabel(picture.axes[2], fontsize=9)
 
 
 def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
-    """Draw a line, or dots, for every row of a panel."""
+    """Draw a line, or dots, for every row of a panel; several are told apart by colour, marker and dash."""
     most = max(len(panel.rows) for panel in picture.panels)
-    shades = plt.get_cmap("viridis")(np.linspace(0, 0.9, most))
     for ax, panel in zip(axes, picture.panels, strict=True):
         if picture.kind == "lines" and picture.neutral is not None:
             ax.axhline(picture.neutral, color="#bbbbbb", linewidth=0.8, zorder=0)
         for index, (name, values) in enumerate(zip(panel.rows, panel.values, strict=True)):
-            colour = COLOURS[index] if most <= len(COLOURS) else shades[index]
             label = f"head {name}" if picture.row == "head" else str(name)
-            style = {"color": colour, "label": label}
+            style = {"color": COLOURS[index % len(COLOURS)], "label": label, "linewidth": 1.4, "markersize": 3.5}
+            known = ~np.isnan(values)  # each curve has its own points
+            points = np.array(panel.columns)[known], values[known]
             if picture.kind == "dots":
                 style |= {"linestyle": ":", "marker": MARKERS[index % 4], "linewidth": 0.8}
                 style |= {"markersize": 7 - 1.5 * (index % 4), "markerfacecolor": "none"}
-            known = ~np.isnan(values)  # each curve has its own points
-            points = np.array(panel.columns)[known], values[known]
-            ax.plot(*points, **({"linewidth": 1.4} | style))
+            else:
+                style["linestyle"] = DASHES[index // len(COLOURS) % len(DASHES)]
+                if most > 1 or len(points[0]) == 1:  # one point is no line
+                    every = -(-len(points[0]) // MARKED) or 1
+                    style |= {"marker": MARKERS[index % len(MARKERS)], "markevery": (index % every, every)}
+            ax.plot(*points, **style)
         ax.set_title(panel.title + (", all heads" if panel.rows == ["all"] else ""))
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        ax.ticklabel_format(axis="y", useOffset=False)
+    if picture.kind == "lines":
+        widen(axes[0], picture)
     if picture.kind == "dots":
         axes[0].set_ylim(0, 1.1 * max(panel.values.max() for panel in picture.panels))
         axes[0].yaxis.set_major_locator(MaxNLocator(5, integer=True))
     figure.supylabel(picture.axes[2], fontsize=9)
-    if 1 < most <= len(COLOURS):
+    if most > 1:
         widest = max(range(len(axes)), key=lambda i: len(picture.panels[i].rows))
         handles, labels = axes[widest].get_legend_handles_labels()
         each = 0.65 + 0.06 * max(map(len, labels))  # inches
         columns = max(1, min(len(labels), int(figure.get_figwidth() / each)))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def widen(ax: Axes, picture: Picture) -> None:
+    """Let the vertical axis that all panels share cover `LEAST` of its largest value, where curves hardly differ."""
+    known = np.concatenate([panel.values[~np.isnan(panel.values)] for panel in picture.panels])
+    if known.size and np.ptp(known) < (least := LEAST * np.abs(known).max()):
+        middle = (known.max() + known.min()) / 2
+        ax.set_ylim(middle - least / 2, middle + least / 2)
 
 
 def draw_images(figure: Figure, axes: list[Axes], picture: Picture) -> None:

@@ -124,7 +124,7 @@ def vector_tables(stack: Stack, max_distance: int) -> Iterator[Picture]:
         yield Picture(*words, "signed", panels, "channel", "distance", axes, across, neutral)
         norms = [Panel({"layer": t.layer}, t.heads, t.distances, t.values.double().norm(dim=-1).numpy()) for t in group]
         axes = (DISTANCE, "", "Euclidean norm")
-        words = (f"{stack.name}-{name}-norm", f"norm of {name} by distance", stack.title)
+        words = (f"{stack.name}-{name}-norm", f"norm of {name.replace('_', ' ')} by distance", stack.title)
         yield Picture(*words, "lines", norms, "head", "distance", axes, neutral=None)
 
 

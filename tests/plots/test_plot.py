@@ -10,7 +10,9 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils, options, tasks
@@ -525,3 +527,62 @@ def test_bars_of_scores(tmp_path, capsys):
         paths[0].write_text(content)
         assert relpos("plot", "--scores", paths[0], "--out", tmp_path / "three") == 2
         assert "chen.json is not a table of relpos finetune" in capsys.readouterr().err
+
+
+def drawn(kind: str, panels: list, **more) -> list:
+    """The axes of a picture."""
+    words = ("name", "title", "detail", kind, panels, "run", "update", ("update", "", "loss"))
+    with axes.plt.rc_context(axes.STYLE):
+        return axes.draw_picture(axes.Picture(*words, **more)).axes
+
+
+def test_ten_curves_are_told_apart() -> None:
+    """By the legend, and by what each looks like; one point is a marker."""
+    values = np.linspace(1, 2, 10)[:, None] + np.linspace(0, 1, 20)
+    points = np.full((10, 20), np.nan)
+    points[:, -1] = 1.5
+    panels = [
+        axes.Panel({"part": part}, list("abcdefghij"), list(range(20)), one)
+        for part, one in (("training", values), ("validation", points))
+    ]
+    found = drawn("lines", panels, neutral=None)
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in found[0].lines}
+    assert len(looks) == 10 and [text.get_text() for text in found[0].figure.legends[0].texts] == list("abcdefghij")
+    assert all(line.get_marker() != "None" for line in found[1].lines)
+    assert [ax.get_title() for ax in found] == ["training", "validation"]
+
+
+def test_a_curve_of_one_point_is_a_marker() -> None:
+    [ax] = drawn("lines", [axes.Panel({"part": "validation"}, ["m4"], [5], np.array([[6.0]]))], neutral=None)
+    assert ax.lines[0].get_marker() == "o"
+
+
+def test_small_differences_are_no_cliffs() -> None:
+    """The axis covers a hundredth of the values, and no offset is taken off its numbers."""
+    [ax] = drawn("lines", [axes.Panel({"part": "training"}, ["a"], [1, 2], np.array([[6.0, 5.9998]]))], neutral=None)
+    low, high = ax.get_ylim()
+    assert high - low >= 0.0599 and not ax.yaxis.get_major_formatter().get_useOffset()
+
+
+def test_bars_begin_at_zero() -> None:
+    for scores in ([90.0, 91.0], [-3.0, 5.0], [0.0, 0.0]):
+        [ax] = drawn("bars", [axes.Panel({"data": "SQuAD"}, ["a", "b"], [0], np.array(scores)[:, None])])
+        low, high = ax.get_ylim()
+        assert low == min(0, 1.1 * min(scores)) and high > max(scores) and ax.get_title().startswith("SQuAD")
+
+
+def test_a_panel_of_zeros_says_so() -> None:
+    panel = axes.Panel({"layer": "2", "head": "all"}, [0, 1], [0, 1], np.array([[0.0, np.nan], [0.0, 0.0]]))
+    assert panel.title == "layer 2, all heads, all zero"
+    assert drawn("signed", [panel])[0].get_title() == panel.title
+
+
+def test_fonts_have_the_characters_of_tokens(monkeypatch, caplog) -> None:
+    """A font of the system, if one has them; else a line says which are drawn as boxes."""
+    known = {"usual": {ord("a")}, "han": {ord("東"), ord("京")}}
+    monkeypatch.setattr(axes.font_manager, "findfont", lambda name: "usual")
+    monkeypatch.setattr(axes, "_characters_of", lambda path: known[path])
+    monkeypatch.setattr(axes.font_manager.fontManager, "ttflist", [SimpleNamespace(name="Han", fname="han")])
+    assert axes.fonts_for("a a\n") == ["DejaVu Sans"] and axes.fonts_for("a東") == ["DejaVu Sans", "Han"]
+    assert not caplog.records
+    assert axes.fonts_for("東ก") == ["DejaVu Sans", "Han"] and "no font of this system has ก" in caplog.text
