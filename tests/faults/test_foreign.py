@@ -107,6 +107,14 @@ def test_outputs_on_files_of_other_commands(inputs: Inputs, tmp_path: Path, caps
         assert sha256_of(file) == before, words
 
 
+def test_a_command_replaces_no_other_commands_file(inputs: Inputs, tmp_path: Path, capsys) -> None:
+    made = tmp_path / "a.txt"
+    assert relpos("translate", inputs.translator, source_in(tmp_path), "--out", made, "--beam", "1") == 0
+    score = ("score", inputs.wmt / "test.de", "--reference", inputs.wmt / "test.de", "--language", "de")
+    assert relpos(*score, "--json", made) == 2
+    assert "a.txt is there already and was written by relpos translate: move it" in capsys.readouterr().err
+
+
 LM = ("prepare", "lm", "--split", "0.8,0.1,0.1", "--level", "char", "--workers", "1")
 
 
