@@ -7,11 +7,36 @@ this package, the plugin registers with it (`plugin.py`).
 import logging
 import sys
 from contextlib import contextmanager
-from importlib import abc, util
+from importlib import abc, import_module, util
 
 from relpos_fairseq.version import __version__
 
-__all__ = ["__version__"]
+# What this package is used by from Python, and where it is defined: loaded where it is first asked for.
+PUBLIC = {
+    "PositionAttention": "nn",
+    "PositionEncoderLayer": "nn",
+    "PositionDecoderLayer": "nn",
+    "AttentionCache": "nn",
+    "RelPosTransformerModel": "models.relpos_transformer",
+    "RelPosTransformerLanguageModel": "models.relpos_transformer_lm",
+    "RelPosTransformerXLModel": "models.relpos_transformer_xl",
+    "RelPosRobertaModel": "models.relpos_roberta",
+    "load_tokenizer": "text",
+    "train_tokenizer": "text",
+    "convert": "conversion",
+    "UserError": "io.errors",
+}
+__all__ = ["__version__", *PUBLIC]
+
+
+def __getattr__(name: str) -> object:
+    if name not in PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *PUBLIC})
 
 
 class _RegisterOnImport(abc.MetaPathFinder, abc.Loader):

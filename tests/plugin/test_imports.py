@@ -58,6 +58,18 @@ def after(*statements: str) -> tuple[list[str], set[str]]:
     return loaded, set(names)
 
 
+def test_public_names_are_there_and_say_what_they_are() -> None:
+    """Each has a docstring whose first line is a sentence; the package that lists them has loaded none."""
+    assert after("import relpos_fairseq", "assert {'convert', '__version__'} <= set(dir(relpos_fairseq))")[0] == []
+    for name in relpos_fairseq.PUBLIC:
+        found = getattr(relpos_fairseq, name)
+        assert found.__name__ == name and (found.__doc__ or "").strip().split("\n")[0].endswith(".")
+    page = (ROOT / "README.md").read_text()
+    assert all(f"`{name}`" in page for name in relpos_fairseq.PUBLIC)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        relpos_fairseq.nothing  # noqa: B018
+
+
 def test_the_package_alone_loads_nothing() -> None:
     assert after("import relpos_fairseq")[0] == []
 
