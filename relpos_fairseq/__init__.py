@@ -11,7 +11,8 @@ from importlib import abc, import_module, util
 
 from relpos_fairseq.version import __version__
 
-# What this package is used by from Python, and where it is defined: loaded where it is first asked for.
+# What this package is used by from Python, and where it is defined: loaded where it is first asked for, and by no file of
+# its own.
 PUBLIC = {
     "PositionAttention": "nn",
     "PositionEncoderLayer": "nn",
@@ -32,7 +33,7 @@ __all__ = ["__version__", *PUBLIC]
 def __getattr__(name: str) -> object:
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
+    return getattr(import_module(f".{PUBLIC[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:
