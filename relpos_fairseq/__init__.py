@@ -11,8 +11,8 @@ from importlib import abc, import_module, util
 
 from relpos_fairseq.version import __version__
 
-# What this package is used by from Python, and where it is defined: loaded where it is first asked for, and by no file of
-# its own.
+# What this package is used by from Python, and where that is defined: loaded where it is first asked for, and by no
+# file of the package.
 PUBLIC = {
     "PositionAttention": "nn",
     "PositionEncoderLayer": "nn",
