@@ -6,6 +6,7 @@ folder lie in that folder, in `.stages/written`, and move with it; those of sing
 $XDG_STATE_HOME/relpos_fairseq/written (~/.local/state without it), or in their folder if that cannot be written.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -54,12 +55,16 @@ def writing_as(command: str, homes: Iterable[Path] = ()) -> Iterator[None]:
 
 
 def note(path: Path, files: Description) -> None:
-    """Record that this command writes a path; nothing happens where no record can be kept.
+    """Record that this command writes a path; nothing happens where no record may be kept.
 
     Args:
         path: the file or folder, with all links followed.
         files: size and SHA-256 of the file, under "", or of each file in the folder.
+
+    Raises:
+        OSError: the disk is full; without its record the file would be a stranger's to the next run.
     """
+    full = None
     home = next((home for home in _homes if home in path.parents), None)
     for base in (home,) if home else (None, path.parent):
         try:
@@ -67,8 +72,10 @@ def note(path: Path, files: Description) -> None:
             records = _state_of(path) if base is None else base / STAMPS / RECORDS
             _append(records, {"by": _writer, "path": name, "files": dict(files)})
             return
-        except (OSError, RuntimeError):
-            continue
+        except (OSError, RuntimeError) as error:
+            full = error if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) else None
+    if full is not None:
+        raise full
 
 
 def _append(file: Path, record: Record) -> None:
@@ -79,7 +86,9 @@ def _append(file: Path, record: Record) -> None:
         os.replace(shorter, file)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, f"{json.dumps(record)}\n".encode())
+        line = f"\n{json.dumps(record)}\n".encode()  # after what a full disk may have cut
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
     finally:
         os.close(descriptor)
 
