@@ -157,8 +157,8 @@ def check_unchanged(path: Path, full: bool = False) -> None:
     same = status.st_size == described["bytes"]
     if not same or ((young or full) and hash_file(path)["sha256"] != described["sha256"]):
         raise UserError(
-            f"{path} is not the file that {source} describes: it was damaged or changed since; get it again, or move it and run "
-            f"the command that made it (if the change is meant, delete {source})"
+            f"{path} is not the file that {source} describes: it was damaged or changed since; get it again, or "
+            f"move it and run the command that made it (if the change is meant, delete {source})"
         )
 
 
