@@ -106,7 +106,8 @@ def draw(run: Run, comparison: Comparison) -> None:
     command = [*command_of("relpos_fairseq.cli"), "plot", str(checkpoint)]
     command += ["--data", str(data), "--out", str(plots)]
     log = folder / "pictures.log"
-    drawing = Stage("pictures", lambda: run_tool(command, log, comparison.threads), [checkpoint], [plots])
+    # `relpos plot` itself checks what it replaces.
+    drawing = Stage("pictures", lambda: run_tool(command, log, comparison.threads), [checkpoint], [plots], keeps=True)
     try:
         run_stages([drawing], folder)
     except ToolError as error:

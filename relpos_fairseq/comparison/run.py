@@ -87,7 +87,8 @@ class Run:
         folder = self.folder(work, code)
         workspace = Workspace(self.task, self.task.data_folder(work), folder, threads)
         data, checkpoints = workspace.data / "bin", workspace.checkpoints
-        stages = [Stage("train", lambda: self._train(workspace), [data], [checkpoints])]
+        # fairseq-train writes the checkpoints, and goes on from those of an interrupted training.
+        stages = [Stage("train", lambda: self._train(workspace), [data], [checkpoints], keeps=True)]
         for name in self.task.sets():
             file = folder / "scores" / f"{name}.json"
             stages.append(Stage(f"score-{name}", partial(self._score, name, workspace, file), [checkpoints], [file]))

@@ -255,7 +255,7 @@ class Stage:
     inputs: list[Path]  # files and folders that it reads
     outputs: list[Path]  # files and folders that it makes
     parameters: dict = field(default_factory=dict)  # all else that the outputs depend on, as JSON values
-    # whether outputs that are no longer asked for stay: downloads, a user's own files
+    # whether what is there stays and is gone on with: downloads, a user's own files, a training's checkpoints
     keeps: bool = False
     home: Path | None = None  # the folder that keeps its stamp, where it is not the folder of `run_stages`
 
