@@ -87,11 +87,12 @@ class Run:
         folder = self.folder(work, code)
         workspace = Workspace(self.task, self.task.data_folder(work), folder, threads)
         data, checkpoints = workspace.data / "bin", workspace.checkpoints
-        # fairseq-train writes the checkpoints, and goes on from those of an interrupted training.
+        # The folder is the run's own, by its hash: what a kill has left there, fairseq's or ours, is gone on with.
         stages = [Stage("train", lambda: self._train(workspace), [data], [checkpoints], keeps=True)]
         for name in self.task.sets():
             file = folder / "scores" / f"{name}.json"
-            stages.append(Stage(f"score-{name}", partial(self._score, name, workspace, file), [checkpoints], [file]))
+            score = partial(self._score, name, workspace, file)
+            stages.append(Stage(f"score-{name}", score, [checkpoints], [file], keeps=True))
         made = run_stages(stages, folder)
         store.write(
             self.name(code),

@@ -155,6 +155,19 @@ def test_tables_of_a_folder_that_was_copied(inputs: Inputs, tmp_path: Path, monk
     assert relpos(*flags, "40", "--out", tmp_path / "b") == 0
 
 
+def test_a_comparison_goes_on_with_what_a_kill_left(inputs: Inputs, tmp_path: Path, monkeypatch) -> None:
+    """Checkpoints of fairseq-train and scores, which no stamp lists yet, with other records outside."""
+    work, results = tmp_path / "work", tmp_path / "results"
+    run = ("compare", "run", inputs.spec, "--work", work, "--results", results, "--keep-models")
+    assert relpos(*run) == 0
+    for stamp in work.rglob(".stages/*.json"):
+        if stamp.stem.startswith(("score-", "train")):
+            stamp.unlink()
+    shutil.rmtree(results)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    assert relpos(*run) == 0
+
+
 @pytest.mark.parametrize("name", [".stages/notes.json", ".partial-s.json", ".partial-1-s.json"])
 def test_no_name_makes_a_file_ours(inputs: Inputs, tmp_path: Path, name: str) -> None:
     """Neither of a folder that notes of ours may lie in, nor of a temporary file, nor beside an output."""
