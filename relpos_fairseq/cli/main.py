@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> int:
         argv = [*argv[1:], "--help"]
     name, rest = find(argv)
     if name is None:
-        return overview(argv)
+        return run_command(overview, argv)
     declared = load(name)
     program = program or f"relpos {name}"
 

@@ -134,6 +134,12 @@ def remove_leftovers(path: Path) -> None:
                 _remove_quietly(other)
 
 
+def _is_temporary(name: str) -> bool:
+    """Tell whether a name is one that `temporary_path` gives on this machine."""
+    owned = _OWNED.match(name)
+    return owned is not None and owned["host"] == _host()
+
+
 def _remove_quietly(path: Path) -> None:
     with suppress(OSError):
         remove(path)
@@ -178,7 +184,7 @@ def replace(temporary: Path, path: Path, renews: bool = False) -> None:
     """
     if path.is_dir() and not temporary.is_dir():
         raise UserError(f"{path} is a folder, and a file would take its place: name another")
-    if not renews and not any(map(_OWNED.match, path.parts)):  # a folder is recorded as a whole
+    if not renews and not any(map(_is_temporary, path.parts)):  # a folder is recorded as a whole
         new = described(temporary)
         check_replaceable(path, new)
         ledger.note(path, new)
@@ -235,7 +241,7 @@ def check_replaceable(path: Path, new: ledger.Description | None = None) -> None
 
 def why_foreign(file: Path, new: tuple[int, str] | None = None) -> str | None:
     """Return in words why a file may not be replaced or removed; None if this command wrote it or it equals `new`."""
-    if _OWNED.match(file.name):
+    if _is_temporary(file.name):
         return None
     try:
         kind = stat.S_IFMT(os.lstat(file).st_mode)

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ SELF = ""  # a file's own name in its record
 DEPTH = 6  # folders above a file that may have been written as one, or hold its record
 KEPT = 500  # records that stay when there are many
 MANY = 1_000_000  # bytes
+PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link is followed, and no pipe waited for
 LIBRARY = "relpos_fairseq"  # a program that calls this package: it names each output, and may replace any command's
 _writer = LIBRARY  # whose writes are recorded
 _homes: tuple[Path, ...] = ()  # the folders that it writes into, with all links followed
@@ -66,7 +68,7 @@ def note(path: Path, files: Description) -> None:
     """
     full = None
     home = next((home for home in _homes if home in path.parents), None)
-    for base in (home,) if home else (None, path.parent):
+    for base in (home, None) if home else (None, path.parent):
         try:
             name = SELF if base is None else path.relative_to(base).as_posix()
             records = _state_of(path) if base is None else base / STAMPS / RECORDS
@@ -79,12 +81,19 @@ def note(path: Path, files: Description) -> None:
 
 
 def _append(file: Path, record: Record) -> None:
+    """Add a line to a file of records.
+
+    Raises:
+        OSError: there is something else in its place, which stays as it is, or it cannot be written.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.exists() and file.stat().st_size > MANY:
+    if (known := _content(file)) and not known.startswith((b"{", b"\n{")):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file))
+    if len(known) > MANY:
         shorter = file.with_name(f"{file.name}.{os.getpid()}")
-        shorter.write_bytes(b"".join(file.read_bytes().splitlines(True)[-KEPT:]))
+        shorter.write_bytes(b"".join(known.splitlines(True)[-KEPT:]))
         os.replace(shorter, file)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | PLAIN, 0o600)
     try:
         line = f"\n{json.dumps(record)}\n".encode()  # after what a full disk may have cut
         if os.write(descriptor, line) < len(line):
@@ -123,9 +132,27 @@ def _state_of(path: Path) -> Path:
 
 def _read(file: Path) -> Iterator[Record]:
     """Yield the records of a file; a line that was cut by a kill, or is none, is left out."""
-    lines: Iterable[str] = ()
-    with suppress(OSError, UnicodeDecodeError):
-        lines = file.read_text(encoding="utf-8").splitlines()
-    for line in lines:
+    content = b""
+    with suppress(OSError):
+        content = _content(file)
+    for line in content.split(b"\n"):
         with suppress(ValueError, RecursionError):
             yield parse_json(line, Record)
+
+
+def _content(file: Path) -> bytes:
+    """Return the bytes of a file of records, none where it is not there.
+
+    Raises:
+        OSError: it, or the folder of notes that it lies in, is a link, or it is no regular file.
+    """
+    if file.parent.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(file.parent))
+    try:
+        descriptor = os.open(file, os.O_RDONLY | PLAIN)
+    except FileNotFoundError:
+        return b""
+    with os.fdopen(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), str(file))
+        return opened.read()

@@ -399,7 +399,8 @@ def remove_others(stages: Sequence[Stage], folder: Path, hashes: Hashes) -> None
     names = {stage.name for stage in stages}
     for stamp in (folder / STAMPS).glob("*.json"):
         if stamp.stem not in names:
-            old = read_stamp(stamp)
+            if (old := read_stamp(stamp)) is None:
+                continue  # no stage's
             adopt(old, folder, hashes)
             remove_outputs(old, folder, kept)
             remove(stamp)

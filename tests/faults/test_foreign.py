@@ -179,6 +179,50 @@ def test_no_name_makes_a_file_ours(inputs: Inputs, tmp_path: Path, name: str) ->
     assert (tmp_path / name).read_bytes() == THESIS
 
 
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "file", "folder", "linked folder"])
+def test_what_lies_where_records_would_is_let_be(inputs: Inputs, tmp_path: Path, kind: str) -> None:
+    """Nothing is written through a link or to a stranger's file, and no pipe is waited for; runs go on without."""
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    notes = out / ".stages"
+    (tmp_path / "elsewhere").mkdir()
+    if kind == "linked folder":
+        out.mkdir()
+        notes.symlink_to(tmp_path / "elsewhere")
+    else:
+        notes.mkdir(parents=True)
+        mine.write_bytes(THESIS)
+        make = {"link": lambda p: p.symlink_to(mine), "dangling": lambda p: p.symlink_to(tmp_path / "none")}
+        make |= {"pipe": os.mkfifo, "file": lambda p: p.write_bytes(THESIS), "folder": Path.mkdir}
+        make[kind](notes / "written")
+    for pairs in ("500", "400"):
+        assert relpos("corpus", "--out", out, "--train", pairs) == 0
+    assert kind == "linked folder" or mine.read_bytes() == THESIS
+    assert kind != "file" or (notes / "written").read_bytes() == THESIS
+    assert not (tmp_path / "none").exists() and not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_damaged_line_hides_no_other_record(inputs: Inputs, tmp_path: Path) -> None:
+    assert relpos("corpus", "--out", tmp_path / "out", "--train", "500") == 0
+    with (tmp_path / "out" / ".stages" / "written").open("ab") as file:
+        file.write(b'\xff\xfe\0{"by')
+    assert relpos("corpus", "--out", tmp_path / "out", "--train", "400") == 0
+
+
+def test_a_strangers_note_stays(inputs: Inputs, tmp_path: Path) -> None:
+    """A temporary name of another machine, and a file beside stamps that is none."""
+    out = tmp_path / "out"
+    assert relpos(*LM, "--text", inputs.text, "--out", out) == 0
+    (out / ".stages" / "mine.json").write_bytes(THESIS)
+    other = tmp_path / "other.txt"
+    other.write_text(inputs.text.read_text()[:-2000])
+    assert relpos(*LM, "--text", other, "--out", out) == 0
+    assert (out / ".stages" / "mine.json").read_bytes() == THESIS
+    strange = tmp_path / ".partial-0123abcd.1.1.1-n.txt"
+    strange.write_bytes(THESIS)
+    assert relpos("translate", inputs.translator, source_in(tmp_path), "--out", strange, "--beam", "1") == 2
+    assert strange.read_bytes() == THESIS
+
+
 def test_a_pipe_in_a_folder_is_no_file_of_ours(inputs: Inputs, tmp_path: Path) -> None:
     flags = ("prepare", "glue", inputs.glue, "--tokenizer", inputs.tokenizer, "--workers", "1", "--tasks", "RTE")
     assert relpos(*flags, "--out", tmp_path / "out") == 0
