@@ -6,4 +6,4 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 python=$root/.venv/bin/python
 [ -x "$python" ] || python=python3
-exec env PYTHONPATH="$root" "$python" -m relpos_fairseq.cli prepare wmt wmt18 en-cs "$@"
+exec env PYTHONPATH="$root" "$python" -m relpos_fairseq.cli prepare wmt wmt18 en-cs --yes "$@"

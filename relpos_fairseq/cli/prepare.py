@@ -78,6 +78,7 @@ class PrepareWmt:
     from_dir: InFolder | None = option(
         None, "use local files: the archives, or train.LANG, valid.LANG, test*.LANG (also .gz)", metavar="DIR"
     )
+    yes: bool = flag("download without asking")
     czeng: InFolder | None = option(None, "folder of CzEng 1.6 (its licence forbids fetching)", metavar="DIR")
     without: list[str] = option([], "corpora to leave out", metavar="CORPUS")
     valid: list[str] = option([*WmtSettings.valid], "sacrebleu's name", metavar="SET")
@@ -142,6 +143,7 @@ class PrepareWmt:
         preparation.announce()
         if not self.dry_run:
             preparation.require_space()
+            preparation.agree(self.yes)
             preparation.run(["relpos prepare wmt", *argv], self.force)
 
     def settings(self) -> WmtSettings:
@@ -221,6 +223,7 @@ class PrepareLm:
     corpus: str | None = option(None, choices=sorted(CORPORA), group=TEXT)
     downloads: WorkFolder | None = option(None, "default: OUT/downloads", metavar="DIR", group=TEXT)
     from_dir: InFolder | None = option(None, "has the corpus's archive", metavar="DIR", group=TEXT)
+    yes: bool = flag("download it without asking", group=TEXT)
     on_bad_line: str = option("fail", choices=("fail", "drop"), group=TEXT)
     level: str | None = option(None, "default: the corpus's own, else word", choices=LEVELS, group="units")
     dict: InFile | None = option(None, "use this dict.txt", metavar="FILE", group="units")

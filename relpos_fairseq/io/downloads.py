@@ -8,6 +8,7 @@ Retries of a request are urllib3's; the library does not resume a body that brea
 
 import hashlib
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -117,6 +118,36 @@ def fetch(
     if wanted and (errors := run_transfers(wanted, folder, workers, progress, hashes, network)):
         raise UserError(explain_failures(wanted, errors))
     return {source.name: folder / source.filename for source in sources}
+
+
+def agree(sources: Iterable[RemoteFile], folder: str | Path, yes: bool, hashes: Hashes | None = None) -> None:
+    """Have a download agreed to: it is, if `yes`, or if the folder has a part of it; else a terminal is asked.
+
+    Args:
+        sources: The wanted files.
+        folder: Where they would go; those that it has need no word.
+        yes: Whether it was agreed to before.
+        hashes: Hashes of files that were read before.
+
+    Raises:
+        UserError: Nobody agreed; the message says what would be downloaded, and how to agree.
+    """
+    sources, folder, hashes = list(sources), Path(folder), hashes or Hashes()
+    begun = any((folder / f"{source.filename}.partial").exists() for source in sources)
+    wanted = [] if yes or begun else [source for source in sources if not is_complete(source, folder, hashes)]
+    if not wanted:
+        return
+    sizes = [source.size for source in wanted if source.size is not None]
+    size = [describe_size(sum(sizes))] if sizes else []
+    size += [f"{len(wanted) - len(sizes)} of unknown size"] if len(sizes) < len(wanted) else []
+    names = ", ".join(source.filename for source in wanted)
+    what = f"download {names} ({' and '.join(size)}) to {folder}"
+    if sys.stdin and sys.stdin.isatty():
+        print(f"{what}? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return
+        raise UserError("nothing was downloaded")
+    raise UserError(f"would {what}: add --yes to agree, or name a folder that has them with --from-dir")
 
 
 def find_local(sources: list[RemoteFile], folder: Path, hashes: Hashes) -> dict[str, Path]:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from relpos_fairseq.io.archives import extract
-from relpos_fairseq.io.downloads import fetch
+from relpos_fairseq.io.downloads import agree, fetch
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import copy_file, open_together, require_space
 from relpos_fairseq.io.lines import Part, read_lines
@@ -165,6 +165,8 @@ class LmPreparation(Preparation):
     def extract_corpus(self, corpus: PublishedCorpus) -> None:
         """Download a corpus and add the stage that extracts its text."""
         folder = self.args.downloads or self.out / "downloads"
+        if self.args.from_dir is None:
+            agree([corpus.archive], folder, self.args.yes, self.hashes)
         files = fetch([corpus.archive], folder, from_dir=self.args.from_dir, hashes=self.hashes)
         archive, text = files[corpus.archive.name], self.out / "text"
         members = list(corpus.members.values())

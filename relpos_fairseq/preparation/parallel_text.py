@@ -317,7 +317,7 @@ class RawText:
         if not archives:
             return []
         settings = self.settings
-        folder = settings.from_dir or settings.out / "downloads"
+        folder = settings.from_dir or settings.downloads
         get = partial(fetch, archives, folder, from_dir=settings.from_dir, hashes=hashes)
         if settings.from_dir:
             paths = get()

@@ -85,6 +85,11 @@ class WmtSettings:
         return self.tokenizer == "moses"
 
     @property
+    def downloads(self) -> Path:
+        """The folder of the archives that are downloaded."""
+        return self.out / "downloads"
+
+    @property
     def pairs(self) -> Path:
         """The numbers of pairs of every text."""
         return self.out / "shards" / "pairs.json"

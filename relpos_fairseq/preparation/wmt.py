@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
+from relpos_fairseq.io.downloads import agree
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import bytes_below, describe_size, open_together, require_space, write_json
 from relpos_fairseq.io.lines import COMPRESSED, read_lines
@@ -106,6 +107,11 @@ class WmtPreparation(Preparation):
         print(f"{described}\n\ndisk needed in {self.out}: about {describe_size(needed)}", flush=True)
         if self.raw.lacks_czeng():
             print("without CzEng, which the papers train on: name its folder with --czeng", flush=True)
+
+    def agree(self, yes: bool) -> None:
+        """Have the download of what is not here agreed to: by `yes`, or by an answer on a terminal."""
+        if self.settings.from_dir is None:
+            agree(self.raw.archives(), self.settings.downloads, yes, self.hashes)
 
     def require_space(self) -> None:
         """Check that the disk has room for the files that a first run has still to write."""

@@ -9,12 +9,13 @@ import random
 import socket
 import sys
 import tarfile
+from types import SimpleNamespace
 
 import pytest
 
 from helpers.faulty_server import serve
 from relpos_fairseq.io import downloads
-from relpos_fairseq.io.downloads import RemoteFile, fetch
+from relpos_fairseq.io.downloads import RemoteFile, agree, fetch
 from relpos_fairseq.io.errors import UserError
 
 DATA = random.Random(1).randbytes(300_000)
@@ -271,3 +272,42 @@ def test_a_part_that_another_program_wrote_is_not_continued(server, tmp_path):
     (tmp_path / "theirs").rename(tmp_path / "a.bin.partial")
     server.files["/a.bin"].faults.clear()
     assert get(tmp_path, source(url, sha256=None)) == DATA
+
+
+def typed(answer: str | None):
+    """Return a standard input: a terminal at which `answer` is typed, or none."""
+    return SimpleNamespace(isatty=lambda: answer is not None, readline=lambda: answer)
+
+
+@pytest.mark.parametrize("answer", [None, "", "\n", "n\n", "yes please\n"])
+def test_nothing_is_downloaded_unless_it_was_agreed_to(tmp_path, monkeypatch, capsys, answer):
+    monkeypatch.setattr(sys, "stdin", typed(answer))
+    sources = [source(name="a.bin", size=3_000_000), source(name="b.bin")]
+    with pytest.raises(UserError) as error:
+        agree(sources, tmp_path / "there", False)
+    what = f"download a.bin, b.bin (3.0 MB and 1 of unknown size) to {tmp_path / 'there'}"
+    if answer is None:
+        assert str(error.value).startswith(f"would {what}: add --yes")
+    else:
+        assert str(error.value) == "nothing was downloaded" and capsys.readouterr().err == f"{what}? [y/N] "
+    assert left(tmp_path) == set()
+
+
+def test_what_was_agreed_to_is_not_asked_again(tmp_path, monkeypatch):
+    def agreed(yes: bool) -> bool:
+        try:
+            agree([source(size=len(DATA))], tmp_path, yes)
+        except UserError:
+            return False
+        return True
+
+    monkeypatch.setattr(sys, "stdin", typed("Y\n"))
+    assert agreed(False)
+    monkeypatch.setattr(sys, "stdin", typed(None))
+    assert not agreed(False) and agreed(True)
+    (tmp_path / "a.bin.partial").write_bytes(DATA[:10])  # the part that an interrupted download left
+    assert agreed(False)
+    (tmp_path / "a.bin.partial").replace(tmp_path / "a.bin")
+    assert not agreed(False)
+    (tmp_path / "a.bin").write_bytes(DATA)
+    assert agreed(False)

@@ -446,7 +446,7 @@ def test_downloads_go_where_they_are_told(tmp_path, monkeypatch):
         source = replace(changed.archive, urls=[server.put(name, (archives / name).read_bytes())])
         monkeypatch.setitem(corpora.CORPORA, "wikitext-2", replace(changed, archive=source))
         out = tmp_path / "out, too"
-        manifest = prepare(out, "--corpus", "wikitext-2", "--downloads", downloads)
+        manifest = prepare(out, "--corpus", "wikitext-2", "--downloads", downloads, "--yes")
     assert (downloads / name).is_file()
     assert manifest["splits"]["train"]["tokens"] == 3 and str(downloads) not in str(manifest)
 

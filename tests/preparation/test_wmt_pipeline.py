@@ -6,11 +6,13 @@ import contextlib
 import functools
 import gzip
 import hashlib
+import io
 import json
 import os
 import random
 import shutil
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -544,7 +546,7 @@ def wmt(text, monkeypatch):
 
 
 def download(out: Path, *options: str) -> int:
-    small = ["--vocab-size", "60", "--workers", "1"]
+    small = ["--vocab-size", "60", "--workers", "1", "--yes"]
     return prepare_status("wmt", ["wmt15", "en-de", "--out", str(out), *small, *options])
 
 
@@ -629,6 +631,14 @@ def test_a_continued_run_needs_room_for_what_is_missing_alone(wmt, tmp_path, mon
     assert len(asked) == 2 and asked[1] <= max(0, asked[0] - there)
     (tmp_path / "gone").symlink_to("vanished")  # as a file does that another shard renames
     assert files.bytes_below(tmp_path) > there
+
+
+def test_a_download_that_nobody_agreed_to_is_refused_before_anything_is_made(wmt, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))  # no terminal
+    assert prepare_status("wmt", ["wmt15", "en-de", "--out", str(tmp_path / "out")]) == 2
+    said = error(capsys)
+    assert "would download first.tgz, second.tgz, wmt13.dev.tgz, wmt15.test.tgz (" in said and "--yes" in said, said
+    assert not wmt.requests and not (tmp_path / "out").exists()
 
 
 def test_no_network_says_where_to_put_what(wmt, downloaded, text, tmp_path, capsys, monkeypatch):
