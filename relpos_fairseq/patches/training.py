@@ -289,10 +289,11 @@ def build_optimizer(original, self):
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
 ALL = "RELPOS_TRACEBACK"  # 1: every traceback is shown
+PINNED = r"'pin_memory' argument is set as true but no accelerator"
 TEXTS = (
     r"\s*'config' is validated against ConfigStore schema",
     r"In 'config': Usage of deprecated keyword in package header",
-    r"'pin_memory' argument is set as true but no accelerator",
+    PINNED,
     r"Support for mismatched key_padding_mask and attn_mask",
     r"The given NumPy array is not writable",
     r"`broadcast_buffers` is deprecated",

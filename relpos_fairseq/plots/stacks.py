@@ -92,7 +92,7 @@ def load_checkpoint(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any
                 place = Path(folder)
                 stand_in(place, state)
                 state.pop(provenance.KEY, None)  # the dictionaries that stand in are no training's
-        overwrite_args_by_name(state["cfg"], {"data": str(place)})
+        overwrite_args_by_name(state["cfg"], {"data": str(place), "load_checkpoint_heads": True})
         try:
             models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
         except Exception as error:  # whatever fairseq finds wrong, of many types

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+import warnings
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -245,7 +246,10 @@ def test_the_hub_translates_as_the_command(translation, tmp_path, capsys) -> Non
     assert relpos("translate", checkpoint, tmp_path / "in.txt", "--out", tmp_path / "out.txt", *options) == 0
     wanted = (tmp_path / "out.txt").read_bytes().decode().split("\n")[:-1]
     hub = TransformerModel.from_pretrained(str(checkpoint.parent), checkpoint.name)
-    assert hub.translate(lines, beam=2, max_len_b=6) == wanted
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert hub.translate(lines, beam=2, max_len_b=6) == wanted
+    assert not [str(one.message) for one in said if "pin_memory" in str(one.message)]
     assert [hub.translate(line, beam=2, max_len_b=6) for line in lines[:8]] == wanted[:8]
     assert wanted[2] == wanted[3] == ""
 

@@ -10,6 +10,7 @@ import logging
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from relpos_fairseq.io.stages import Manifest
 from relpos_fairseq.modules.memory import Memory
 from relpos_fairseq.nn.packed import quantize
 from relpos_fairseq.patches.table import replaces
-from relpos_fairseq.patches.training import options_of
+from relpos_fairseq.patches.training import PINNED, options_of
 from relpos_fairseq.placement import Placement, generation_of
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import (
@@ -198,6 +199,12 @@ class TextHub(Fairseq):
             return super().encode(sentence)
         symbols = self.source.encode(sentence)
         return torch.tensor([*map(self.src_dict.index, symbols), self.src_dict.eos()])
+
+    def _build_batches(self, tokens: Any, skip_invalid_size_inputs: bool) -> Any:
+        """Return the batches of sentences, without torch's warning of the pinned memory that fairseq always asks for."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=PINNED)
+            return super()._build_batches(tokens, skip_invalid_size_inputs)
 
     def sample(self, sentences: str | list[str], beam: int = 1, verbose: bool = False, **kwargs: Any) -> Any:
         """Return the text that is generated for each sentence, or for the one; `translate` does so with a beam of 5.
