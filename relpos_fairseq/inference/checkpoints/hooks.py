@@ -201,7 +201,7 @@ class TextHub(Fairseq):
         return torch.tensor([*map(self.src_dict.index, symbols), self.src_dict.eos()])
 
     def _build_batches(self, tokens: Any, skip_invalid_size_inputs: bool) -> Any:
-        """Return the batches of sentences, without torch's warning of the pinned memory that fairseq always asks for."""
+        """Return the batches of sentences, without torch's warning of pinned memory, which fairseq always asks for."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=PINNED)
             return super()._build_batches(tokens, skip_invalid_size_inputs)
