@@ -31,6 +31,7 @@ COMMANDS = {  # a module that is hidden, the command that needs it, and the extr
     "yaml": ("compare report spec.yaml", "compare"),
     "sacrebleu": ("score raw/train.en --reference raw/train.en --target-lang en", None),
     "triton": ("benchmark kernels", None),
+    "shtab": ("completion bash", None),
 }
 
 
