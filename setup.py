@@ -69,6 +69,7 @@ REQUIRES = [
     "bitarray",
     "scikit-learn",
     "packaging",
+    "shtab>=1.7",  # relpos completion
 ]
 
 # Where several install a package, a command that misses it names the first.

@@ -17,7 +17,7 @@ shift 2
 user_dir=$(python -m relpos_fairseq.cli path)
 updates=${UPDATES:-600}
 
-python -m relpos_fairseq.cli prepare lm --text "$text" --split 0.9,0.05,0.05 --level char --out "$out/data"
+python -m relpos_fairseq.cli prepare lm --text "$text" --shares 0.9,0.05,0.05 --level char --out "$out/data"
 
 for model in "$@"; do
     if [ "$model" = lm ]; then
@@ -25,7 +25,7 @@ for model in "$@"; do
         scored=()
     else
         architecture=(--arch relpos_transformer_xl --position-scheme "$model" --mem-len 128)
-        scored=(--mem-lens 0,64,128,256,512,1024)
+        scored=(--mem-len 0,64,128,256,512,1024)
     fi
     save=$out/$model-$updates
     if [ ! -e "$save/finished" ]; then
@@ -40,6 +40,6 @@ for model in "$@"; do
             --no-epoch-checkpoints
         touch "$save/finished"
     fi
-    python -m relpos_fairseq.cli evaluate length "$save/checkpoint_last.pt" "$out/data" --split test \
+    python -m relpos_fairseq.cli evaluate length "$save/checkpoint_last.pt" --data "$out/data" --split test \
         --tokens 20000 --lengths 32,64,128,256,512 "${scored[@]}" --out "$save/length"
 done

@@ -1,6 +1,6 @@
 """Fine-tune an exported RoBERTa on MRPC with transformers' Trainer.
 
-    relpos export transformers checkpoints/checkpoint_best.pt folder
+    relpos export transformers checkpoints/checkpoint_best.pt --out folder
     python examples/roberta/finetune_mrpc.py folder --data glue_data --out mrpc
 
 `--data` has MRPC/train.tsv and MRPC/dev.tsv (.gz will do); Trainer needs `pip install accelerate`.

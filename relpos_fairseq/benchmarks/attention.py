@@ -118,11 +118,11 @@ def check_arguments(args: Options) -> torch.device:
     args.modes = chosen_of("modes", args.modes, MODES)
     args.backends = chosen_of("backends", args.backends, OURS)
     args.schemes = schemes_of(args.schemes, schemes_for(args.causal, attention=True))
-    args.clip = 0 if args.unclipped else args.clip
-    if args.tokens is None:
-        args.tokens = 2048 if args.device == "cpu" else 16384
-    check_least(args, 1, "tokens batch heads head_dim")
-    check_least(args, 0, "clip")
+    args.position_clip_distance = 0 if args.unclipped else args.position_clip_distance
+    if args.max_tokens is None:
+        args.max_tokens = 2048 if args.device == "cpu" else 16384
+    check_least(args, 1, "max_tokens batch_size heads head_dim")
+    check_least(args, 0, "position_clip_distance")
     if args.layer and "decode" in args.modes:
         raise ValueError("--layer does not decode: leave decode out of --modes")
     check_plot(args.plot)
@@ -131,8 +131,9 @@ def check_arguments(args: Options) -> torch.device:
 
 def settings_of(args: Options) -> list[AttentionSetting]:
     """Return one setting a length, shortest first."""
-    batches = {n: args.batch or max(args.tokens // n, 1) for n in sorted(set(args.lengths))}
-    return [setting_of(AttentionSetting, args, length=length, batch=batch) for length, batch in batches.items()]
+    batches = {n: args.batch_size or max(args.max_tokens // n, 1) for n in sorted(set(args.lengths))}
+    clip = args.position_clip_distance
+    return [setting_of(AttentionSetting, args, length=n, batch=batch, clip=clip) for n, batch in batches.items()]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -433,7 +434,7 @@ TITLES = {
 
 def report(args: Options, rows: list[dict], notes: list[str], machine: str) -> str:
     """Return what was measured, the tables of all settings and modes, and remarks for the foot."""
-    clip = f"clip {args.clip}" if args.clip else "unclipped"
+    clip = f"clip {args.position_clip_distance}" if args.position_clip_distance else "unclipped"
     what = "a BERT layer" if args.layer else "attention"
     parts = [
         f"{machine}; {what}, {size_of(args)}, {args.heads} heads of {args.head_dim}, {args.dtype}, "
@@ -448,13 +449,16 @@ def report(args: Options, rows: list[dict], notes: list[str], machine: str) -> s
 
 def size_of(args: Options) -> str:
     """Return how large a batch is, in words."""
-    return f"batch {args.batch}" if args.batch else f"{args.tokens} tokens a batch"
+    return f"batch {args.batch_size}" if args.batch_size else f"{args.max_tokens} tokens a batch"
 
 
 def key_of(args: Options) -> str:
     """Return the name of a command's section in a markdown file."""
     parts = [args.device, args.dtype, "causal" if args.causal else "both directions"]
-    parts += [f"clip {args.clip}" if args.clip else "unclipped", "layer" if args.layer else ""]
+    parts += [
+        f"clip {args.position_clip_distance}" if args.position_clip_distance else "unclipped",
+        "layer" if args.layer else "",
+    ]
     parts.append("FlexAttention" if args.flex else "")
     parts.append(args.isa or "")
     parts.append("by " + " ".join(args.backends) if args.backends != ["auto"] else "")

@@ -59,18 +59,18 @@ def benchmark(args: Options) -> None:
     text = report(args, log.those(where), words)
     print(f"\n{text}", flush=True)
     if args.write:
-        write_section(args.write, f"costs {args.model} {args.device} {args.dtype}", text)
+        write_section(args.write, f"costs {args.size} {args.device} {args.dtype}", text)
 
 
 def check_arguments(args: Options) -> torch.device:
     """Turn texts into lists, refuse impossible values, and return the device."""
     args.lengths = lengths_of(args.lengths)
-    check_least(args, 1, "batch")
-    check_least(args, 0, "layers clip fit")
-    check_least(args, 8, "vocabulary")
-    most = sizes_of(args.model)["encoder_layers"]
+    check_least(args, 1, "batch_size")
+    check_least(args, 0, "layers position_clip_distance fit")
+    check_least(args, 8, "vocab_size")
+    most = sizes_of(args.size)["encoder_layers"]
     if args.layers > most:
-        raise ValueError(f"--layers must be <= {most} with --model {args.model}, got {args.layers}")
+        raise ValueError(f"--layers must be <= {most} with --size {args.size}, got {args.layers}")
     if not 0 <= args.dropout < 1:
         raise ValueError(f"--dropout must be in [0, 1), got {args.dropout}")
     set_labels(args)
@@ -80,7 +80,7 @@ def check_arguments(args: Options) -> torch.device:
 def step_of(args: Options, length: int) -> MaskedLMSetting:
     """Return what is measured at a length."""
     most = max(BERT_POSITIONS, length)
-    return setting_of(MaskedLMSetting, args, size=args.model, positions=most, length=length)
+    return setting_of(MaskedLMSetting, args, positions=most, length=length, clip=args.position_clip_distance)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def add_parameter_rows(args: Options, log: RowLog, where: dict) -> None:
     column = where | {"column": "parameters"}
     if not log.lacks(column, args.schemes):
         return
-    whole = replace(step_of(args, args.lengths[0]), layers=0, vocabulary=BERT_WORDS)
+    whole = replace(step_of(args, args.lengths[0]), layers=0, vocab_size=BERT_WORDS)
     whole = replace(whole, positions=BERT_POSITIONS, device=torch.device("cpu"))
     without = count_parameters(masked_lm(PLAIN, whole))
     with progress(len(args.schemes), "parameters") as bar:
@@ -128,7 +128,7 @@ def count_rows(labels: Sequence[str], what: MaskedLMSetting, limit: int, log: Ro
                 own = weights(scheme, what)
 
                 def needed(rows: int, scheme=scheme, own=own) -> float:
-                    step = masked_lm_training_step(scheme, replace(what, batch=rows))
+                    step = masked_lm_training_step(scheme, replace(what, batch_size=rows))
                     return own + peak_mebibytes(step, what.device)
 
                 log.add(column, [{"name": scheme, "rows": most_rows(needed, limit)}])
@@ -169,15 +169,15 @@ def most_rows(needed: Callable[[int], float], limit: float, most: int = 1 << 16)
 
 def describe(args: Options, head: str) -> str:
     """Return machine, versions and sizes, in words."""
-    size = sizes_of(args.model)
+    size = sizes_of(args.size)
     whole = size["encoder_layers"]
-    clip = f"clip {args.clip}" if args.clip else "unclipped"
+    clip = f"clip {args.position_clip_distance}" if args.position_clip_distance else "unclipped"
     timed = args.layers or whole
     return (
-        f"{head}; {versions(['fairseq-fixed', 'fairseq'])}. BERT-{args.model}: {whole} layers, "
+        f"{head}; {versions(['fairseq-fixed', 'fairseq'])}. BERT-{args.size}: {whole} layers, "
         f"{size['encoder_embed_dim']} wide, {size['encoder_attention_heads']} heads. Parameters: "
         f"what positions add to the whole model, tables of {BERT_POSITIONS} positions. Timed are "
-        f"**{timed} of {whole} layers** and {args.vocabulary:,} words, {args.batch} rows of "
+        f"**{timed} of {whole} layers** and {args.vocab_size:,} words, {args.batch_size} rows of "
         f"{', '.join(map(str, args.lengths))} tokens, {args.dtype}, {clip}, dropout "
         f"{args.dropout:g}; relative to `{BASELINE}`: median (minimum to minimum) ± half the "
         f"quartile distance; memory: peak of a training step beyond weights and Adam's state."

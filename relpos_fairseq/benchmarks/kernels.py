@@ -48,7 +48,7 @@ def benchmark(args: Options) -> None:
     most = max(kernel.registers for kernel in kernels)
     text = (
         f"sm_{args.capability}, Triton {triton.__version__}, T = S = {args.length}, "
-        f"clip {args.clip}: {len(kernels)} kernels compiled, at most {most} registers; "
+        f"clip {args.position_clip_distance}: {len(kernels)} kernels compiled, at most {most} registers; "
         f"{faulty} spill or do not fit.\n\n{kernel_table(compiler, labels)}"
     )
     print(text, flush=True)
@@ -206,7 +206,7 @@ def compile_all(args: Options) -> tuple[Compiler, list[tuple[str, ...]]]:
 
 def _training_call(name: str, dtype: str, dim: int, mask: str, args: Options) -> AttentionInputs:
     """Return a call of attention whose queries, keys, values and tables want gradients."""
-    shape = (1, 2, args.length, dim, args.clip)
+    shape = (1, 2, args.length, dim, args.position_clip_distance)
     setting = AttentionSetting(*shape, mask == "causal", getattr(torch, dtype), torch.device("cpu"))
     scheme = SchemeCandidate(name, setting, "triton")
     inputs = scheme.call(*(part.detach().requires_grad_() for part in scheme.inputs()))

@@ -25,7 +25,7 @@ from relpos_fairseq.io.progress import progress
 
 WARM_UP = 2  # updates that are not timed
 HEADERS = ("model", "method", "context", "predictions", "tokens/s", "ratio", "perplexity", "bits")
-AT_LEAST_1 = "context tokens sliding_tokens batch train_batch threads"
+AT_LEAST_1 = "context tokens sliding_tokens batch_size train_batch_size threads"
 
 
 def benchmark(options: Options) -> None:
@@ -47,13 +47,13 @@ def benchmark(options: Options) -> None:
         other = load_subject(options.baseline, options.data, options.split)
     rows = evaluation(subject, other, context, options)
     print(
-        f"\nevaluation on the end of {options.split}, {options.batch} row(s) or window(s) at a "
+        f"\nevaluation on the end of {options.split}, {options.batch_size} row(s) or window(s) at a "
         f"time, {options.threads} thread(s); ratio: of the slowest method's speed"
     )
     print(show([{name: row[name] for name in HEADERS} for row in rows]))
     trained = training([subject, *([other] if other else [])], options)
     if trained:
-        print(f"\ntraining, {options.train_batch} rows of {subject.trained_length} tokens, Adam")
+        print(f"\ntraining, {options.train_batch_size} rows of {subject.trained_length} tokens, Adam")
         print(show(trained))
     if options.out:
         write_json(options.out, {"evaluation": rows, "training": trained})
@@ -61,7 +61,7 @@ def benchmark(options: Options) -> None:
 
 def evaluation(subject: Subject, other: Subject | None, context: int, options: Options) -> list[dict]:
     """Return a row for each method; ratios are to the slowest method's speed."""
-    segment, batch = subject.trained_length, options.batch
+    segment, batch = subject.trained_length, options.batch_size
     many = last_targets(subject, min(options.tokens, len(subject.tokens) - 1))
     few = many[-min(options.sliding_tokens, len(many)) :]
     rows: list[dict] = []
@@ -124,7 +124,7 @@ def train_speed(subject: Subject, options: Options) -> float:
     has_memory = subject.trained_memory is not None
     if has_memory:
         model.mem_len = subject.trained_memory
-    plan = StreamPlan(len(subject.tokens), options.train_batch, subject.trained_length)
+    plan = StreamPlan(len(subject.tokens), options.train_batch_size, subject.trained_length)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
     memory, began, counted = None, 0.0, 0
     for number in progress(range(updates), description=f"training {subject.name}"):

@@ -69,8 +69,8 @@ def benchmark(args: Options) -> None:
         plot_ratios(args.plot, found, head)
     if args.write:
         for part, text in texts.items():
-            batch = f"size {args.size} {args.rows} x {args.length}"
-            kind = batch if part == "translation" else f"clip {args.clip}"
+            batch = f"size {args.size} {args.batch_size} x {args.length}"
+            kind = batch if part == "translation" else f"clip {args.position_clip_distance}"
             write_section(args.write, f"models {part} {args.device} {args.dtype} {kind}", text)
 
 
@@ -87,8 +87,8 @@ def check_arguments(args: Options) -> torch.device:
                 f"--parts {part} has the modes {', '.join(PARTS[part])}, got --modes {','.join(args.modes)}"
             )
     args.lengths = lengths_of(args.lengths)
-    check_least(args, 1, "vocabulary rows beam tokens width ffn heads")
-    check_least(args, 0, "clip")
+    check_least(args, 1, "vocab_size batch_size beam max_tokens width ffn heads")
+    check_least(args, 0, "position_clip_distance")
     check_least(args, 2, "length")
     if args.width % args.heads:
         raise ValueError(f"--width {args.width} must be a multiple of --heads {args.heads}")
@@ -140,8 +140,8 @@ def measure_layers(args: Options, log: RowLog, where: dict) -> None:
     for length in args.lengths:
         columns = {mode: where | {"column": f"{mode} {length}"} for mode in modes}
         missing = [mode for mode in modes if log.lacks(columns[mode], makers)]
-        batch, built = max(args.tokens // length, 1), {}
-        setting = setting_of(LayerSetting, args, batch=batch, length=length)
+        batch, built = max(args.max_tokens // length, 1), {}
+        setting = setting_of(LayerSetting, args, batch=batch, length=length, clip=args.position_clip_distance)
         for name, (build, time_first) in makers.items() if missing else ():
             torch.manual_seed(1)
             built[name] = (build(setting), time_first)
@@ -191,8 +191,8 @@ def describe(part: str, args: Options, head: str) -> str:
     libraries = versions(["fairseq-fixed", "fairseq"])
     if part == "translation":
         return (
-            f"{head}; {libraries}; size {args.size}, {args.rows} sentences of "
-            f"{args.length * 3 // 4}-{args.length} tokens, {args.vocabulary} words, {args.dtype}, "
+            f"{head}; {libraries}; size {args.size}, {args.batch_size} sentences of "
+            f"{args.length * 3 // 4}-{args.length} tokens, {args.vocab_size} words, {args.dtype}, "
             f"dropout {args.dropout:g}; train: fairseq's adam and label_smoothed_cross_entropy in "
             f"every row that names no other; generate: beam {args.beam}, {args.length} tokens. "
             f"{HOW.format('fairseq')}"
@@ -202,8 +202,8 @@ def describe(part: str, args: Options, head: str) -> str:
     absent = "; ".join(dict.fromkeys(reason for reason in reasons if reason is not None))
     return (
         f"{head}; {libraries}{', ' if packages else ''}{packages}; {args.width} wide, {args.ffn} "
-        f"in the feed-forward layer, {args.heads} heads, {args.tokens} tokens a batch, clip "
-        f"{args.clip}, {args.dtype}, dropout {args.dropout:g}. {HOW.format('`none`')} Memory: "
+        f"in the feed-forward layer, {args.heads} heads, {args.max_tokens} tokens a batch, clip "
+        f"{args.position_clip_distance}, {args.dtype}, dropout {args.dropout:g}. {HOW.format('`none`')} Memory: "
         f"peak of a training step beyond weights.{' Not measured: ' if absent else ''}{absent}"
         f"{'.' if absent else ''}"
     )

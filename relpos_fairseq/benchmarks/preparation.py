@@ -179,7 +179,7 @@ def measure(args: Any) -> None:
     languages, out = (source, target), args.out.absolute()
     rows, measured = [], {}
     for pairs in args.pairs:
-        folder = replicate(args.text, languages, pairs, out / f"text-{pairs}")
+        folder = replicate(args.from_dir, languages, pairs, out / f"text-{pairs}")
         for workers in args.workers:
             made = out / f"ours-{pairs}"
             result = apart(ours, folder, languages, workers, args.vocab_size, made)

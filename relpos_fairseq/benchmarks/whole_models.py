@@ -68,8 +68,8 @@ class TranslationSetting:
     """Sizes of a translation model and of a batch of sentences."""
 
     size: str  # a name of MODEL_SIZES
-    vocabulary: int  # words of the vocabulary that both languages share
-    rows: int  # sentences of a batch
+    vocab_size: int  # words of the vocabulary that both languages share
+    batch_size: int  # sentences of a batch
     length: int  # tokens of the longest sentence; the shortest has three quarters of it
     beam: int  # width of the beam search
     dropout: float  # in training
@@ -97,7 +97,7 @@ def translation_model(name: str, setting: TranslationSetting) -> nn.Module:
     for key, value in values.items():
         setattr(config, key, value)
     torch.manual_seed(1)
-    task = small_task(setting.vocabulary)
+    task = small_task(setting.vocab_size)
     if name == FAIRSEQ:
         own = nested(config)
         own.no_token_positional_embeddings = False
@@ -114,11 +114,11 @@ def sentences(setting: TranslationSetting) -> dict:
 
     def sentence() -> torch.Tensor:
         count = int(torch.randint(shortest, setting.length + 1, (), generator=generator))
-        words = torch.randint(4, setting.vocabulary + 4, (count,), generator=generator)
+        words = torch.randint(4, setting.vocab_size + 4, (count,), generator=generator)
         words[-1] = 2
         return words
 
-    samples = [{"id": row, "source": sentence(), "target": sentence()} for row in range(setting.rows)]
+    samples = [{"id": row, "source": sentence(), "target": sentence()} for row in range(setting.batch_size)]
     batch = collate(samples, pad_idx=1, eos_idx=2, left_pad_source=True)
     return utils.move_to_cuda(batch) if setting.device.type == "cuda" else batch
 
@@ -137,7 +137,7 @@ def translation_training_step(name: str, setting: TranslationSetting) -> Callabl
     """
     model_name, optimizer_kind, criterion_kind = GAINS.get(name, (name, *FAIRSEQS_OWN))
     model = translation_model(model_name, setting).train()
-    task = small_task(setting.vocabulary)
+    task = small_task(setting.vocab_size)
     criterion = criterion_kind(task, False, label_smoothing=0.1)
     optimizer = make_optimizer(optimizer_kind, model)
     batch = sentences(setting)
@@ -156,7 +156,7 @@ def generation(name: str, setting: TranslationSetting) -> Callable[[], object]:
     """Return a function that translates a batch by beam search, into exactly `length` tokens for each sentence."""
     model = translation_model(name, setting).eval()
     model.make_generation_fast_(beamable_mm_beam_size=None, need_attn=False)
-    words = small_task(setting.vocabulary).target_dictionary
+    words = small_task(setting.vocab_size).target_dictionary
     search = SequenceGenerator([model], words, beam_size=setting.beam, max_len_b=setting.length, min_len=setting.length)
     batch = sentences(setting)
     return lambda: search.generate([model], batch)
@@ -175,10 +175,10 @@ class MaskedLMSetting:
 
     size: str  # `base` or `small`: a named size of relpos_roberta
     layers: int  # number of layers; 0: as many as `size` has
-    vocabulary: int  # entries of the vocabulary, with special ones
+    vocab_size: int  # entries of the vocabulary, with special ones
     positions: int  # positions that tables cover
     clip: int | None  # clip distance of schemes that take one; None: their own default
-    batch: int  # rows
+    batch_size: int  # rows
     length: int  # tokens of a row
     dropout: float  # everywhere, in training
     dtype: torch.dtype  # of parameters
@@ -196,7 +196,7 @@ def masked_lm(name: str, setting: MaskedLMSetting) -> RelPosRobertaModel:
     `name` is a scheme and perhaps a backend, as `label_of` joins them.
     """
     dictionary = Dictionary()
-    for number in range(setting.vocabulary - SPECIAL):
+    for number in range(setting.vocab_size - SPECIAL):
         dictionary.add_symbol(f"w{number}")
     dictionary.add_symbol("<mask>")
     task = SimpleNamespace(source_dictionary=dictionary, max_positions=lambda: setting.positions)
@@ -221,8 +221,8 @@ def count_parameters(model: nn.Module) -> int:
 def _text(setting: MaskedLMSetting) -> tuple[Tensor, Tensor]:
     """Return random tokens (B, T), and True at those that are masked (B, T), the same in every run."""
     generator = torch.Generator().manual_seed(4)
-    shape = (setting.batch, setting.length)
-    tokens = torch.randint(4, setting.vocabulary - 1, shape, generator=generator)
+    shape = (setting.batch_size, setting.length)
+    tokens = torch.randint(4, setting.vocab_size - 1, shape, generator=generator)
     masked = torch.rand(shape, generator=generator) < MASKED
     masked[:, 0] = True
     return tokens.to(setting.device), masked.to(setting.device)
@@ -233,7 +233,7 @@ def masked_lm_training_step(name: str, setting: MaskedLMSetting) -> Callable[[],
     model = masked_lm(name, setting).train()
     optimizer = make_optimizer(RelPosAdam, model)
     tokens, masked = _text(setting)
-    inputs = tokens.masked_fill(masked, setting.vocabulary - 1)
+    inputs = tokens.masked_fill(masked, setting.vocab_size - 1)
 
     def step() -> float:
         logits, _ = model(inputs, masked_tokens=masked)

@@ -41,7 +41,7 @@ class BenchmarkAttention(Timing):
     """How much slower is attention with positions than attention without?
 
         relpos benchmark attention                              # some minutes on a CPU
-        relpos benchmark attention --lengths 512,2048 --batch 4 --naive
+        relpos benchmark attention --lengths 512,2048 --batch-size 4 --naive
         relpos benchmark attention --device cuda --dtype bfloat16 --lengths all
         relpos benchmark attention --layer                      # a whole BERT layer
         relpos benchmark attention --isa avx2                   # as on a processor without AVX-512
@@ -62,11 +62,15 @@ class BenchmarkAttention(Timing):
     )
     schemes: str = option("all", "names separated by commas, or all", group=WHAT)
     lengths: str = option("128,512,2048", "T = S, by commas, or all", group=WHAT)
-    tokens: int | None = option(None, "batch = tokens / length; 2048, on a GPU 16384", group=WHAT)
-    batch: int | None = option(None, "this batch at every length, whatever --tokens is", group=WHAT)
+    max_tokens: int | None = option(
+        None, "batch = tokens / length; 2048, on a GPU 16384", group=WHAT, was=("--tokens",)
+    )
+    batch_size: int | None = option(
+        None, "this batch at every length, whatever --max-tokens is", group=WHAT, was=("--batch",)
+    )
     heads: int = option(12, group=WHAT)
     head_dim: int = option(64, group=WHAT)
-    clip: int = option(16, "clip distance; 0: as --unclipped", group=WHAT)
+    position_clip_distance: int = option(16, "0: as --unclipped", group=WHAT, metavar="K", was=("--clip",))
     unclipped: bool = flag("tables as long as the input", group=WHAT)
     causal: bool = flag(group=WHAT)
     modes: str = option("train,forward", "of train, forward, decode, memory", group=WHAT)
@@ -83,8 +87,8 @@ class BenchmarkAttention(Timing):
     def run(self, argv: Sequence[str]) -> int | None:
         if self.published:
             raise ValueError(
-                "--published has gone; its shape: --layer --naive --clip 512 --dtype bfloat16 "
-                "--tokens 16384 --lengths 128,256,512,1024,2048,4096,8192,16384 --modes train,forward,memory "
+                "--published has gone; its shape: --layer --naive --position-clip-distance 512 --dtype bfloat16 "
+                "--max-tokens 16384 --lengths 128,256,512,1024,2048,4096,8192,16384 --modes train,forward,memory "
                 "--device cuda"
             )
         logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
@@ -125,16 +129,16 @@ class BenchmarkModels(Timing):
     bar: bool = flag("no longer used: no targets are kept")
     dropout: float = option(0.0)
     size: str = option("multi30k", f"one of {', '.join(SIZES)}", choices=SIZES, metavar="SIZE", group="translation")
-    vocabulary: int = option(8000, group="translation")
-    rows: int = option(32, "sentences of a batch", group="translation", least=1)
+    vocab_size: int = option(8000, group="translation", was=("--vocabulary",))
+    batch_size: int = option(32, "sentences of a batch", group="translation", least=1, was=("--rows",))
     length: int = option(24, "tokens of the longest sentence", group="translation")
     beam: int = option(5, group="translation", least=1)
     lengths: str = option("128,512", "separated by commas", group="layers")
-    tokens: int = option(1024, "batch = tokens / length, >= 1", group="layers")
+    max_tokens: int = option(1024, "batch = tokens / length, >= 1", group="layers", was=("--tokens",))
     width: int = option(768, group="layers")
     ffn: int = option(3072, group="layers")
     heads: int = option(12, group="layers")
-    clip: int = option(16, "clip distance; 0: unclipped", group="layers")
+    position_clip_distance: int = option(16, "0: unclipped", group="layers", metavar="K", was=("--clip",))
     peers: str = option("all", "of fairseq, transformers, flashdeberta, x-transformers; all, or none", group="layers")
     rounds: int = option(5, "samples of each (%(default)s)", group=HOW, least=1)
     seconds: float = option(60.0, "of a column (%(default)s)", group=HOW)
@@ -151,7 +155,7 @@ class BenchmarkModels(Timing):
 class BenchmarkLm:
     """Speed and perplexity of evaluating a language model with memory and without, at equal context.
 
-        relpos benchmark lm XL_CHECKPOINT DATA_BIN [--baseline LM_CHECKPOINT]
+        relpos benchmark lm XL_CHECKPOINT --data DATA_BIN [--baseline LM_CHECKPOINT]
             [--context 256] [--tokens 4000] [--sliding-tokens 200] [--train-updates 20]
 
     Every method scores the end of one split with --context tokens of context:
@@ -168,15 +172,15 @@ class BenchmarkLm:
     """
 
     checkpoint: InFile = argument("of relpos_transformer_xl")
-    data: InFolder = argument("folder of binarised text")
+    data: InFolder = required("folder of binarised text", was=("data",))
     baseline: InFile | None = option(None, "checkpoint of relpos_transformer_lm")
     split: str = option("valid")
     context: int | None = option(None, "tokens; default: trained segment + memory")
     tokens: int = option(4000, "predictions scored")
     sliding_tokens: int = option(200, "of them by sliding")
-    batch: int = option(1, "rows or windows at a time")
+    batch_size: int = option(1, "rows or windows at a time", was=("--batch",))
     train_updates: int = option(20, "0: training is not timed")
-    train_batch: int = option(16)
+    train_batch_size: int = option(16, was=("--train-batch",))
     threads: int | None = option(None, "of torch; default: its own choice")
     out: OutFile | None = option(None, "JSON of the numbers")
 
@@ -192,24 +196,24 @@ class BenchmarkCosts(Timing):
     """What every position scheme adds to BERT: parameters, time, memory.
 
         relpos benchmark costs                               # BERT-base, minutes on a CPU
-        relpos benchmark costs --model small --layers 0      # BERT-small, all of its layers
-        relpos benchmark costs --layers 0 --vocabulary 30522 --batch 16 --device cuda
+        relpos benchmark costs --size small --layers 0      # BERT-small, all of its layers
+        relpos benchmark costs --layers 0 --vocab-size 30522 --batch-size 16 --device cuda
 
     Parameters are counted from the real model, whole, with BERT's 30,522 words and tables for 512
-    positions.  Time and memory are those of a model of `--layers` layers and `--vocabulary` words (few
+    positions.  Time and memory are those of a model of `--layers` layers and `--vocab-size` words (few
     by default, as the softmax over words costs the same with every scheme): a step of training
     (forward, loss of 15 % masked tokens, backward, Adam), a forward pass, and the step's peak memory,
     relative to `learned`; steps a second stand beside those without positions.  Tables are unclipped
-    unless --clip says otherwise, as the papers pre-train.  Candidates are timed in turns, each only
+    unless --position-clip-distance says otherwise, as the papers pre-train.  Candidates are timed in turns, each only
     once the machine is idle otherwise.
     """
 
-    model: str = option("base", choices=("base", "small"))
+    size: str = option("base", choices=("base", "small"), was=("--model",))
     lengths: str = option("512", "separated by commas")
-    batch: int = option(2, "rows")
+    batch_size: int = option(2, "rows", was=("--batch",))
     layers: int = option(2, "layers that are timed; 0: all")
-    vocabulary: int = option(1000, "words that are timed")
-    clip: int | None = option(None, "clip distance; 0 (default): unclipped")
+    vocab_size: int = option(1000, "words that are timed", was=("--vocabulary",))
+    position_clip_distance: int | None = option(None, "0 (default): unclipped", metavar="K", was=("--clip",))
     dropout: float = option(0.0)
     fit: int = option(
         0,
@@ -248,7 +252,7 @@ class BenchmarkKernels:
     dtypes: str = option("bfloat16,float32", "of bfloat16, float16, float32")
     head_dims: str = option("64,128", "numbers separated by commas")
     masks: str = option("both", "of both, causal, padding, dropout")
-    clip: int = option(16, "0: unclipped")
+    position_clip_distance: int = option(16, "0: unclipped", metavar="K", was=("--clip",))
     length: int = option(512, "of the call that is compiled")
     capability: int = option(90, choices=(80, 86, 89, 90, 100, 120))
     write: WorkFile | None = option(None, "put the table into a page", metavar="FILE")
@@ -265,7 +269,7 @@ class BenchmarkKernels:
 class BenchmarkPreparation:
     """Measure text preparation: pairs a second by workers, peak memory by size, beside the usual way.
 
-        relpos benchmark preparation --text my_text --pair en-de --pairs 100000 1000000
+        relpos benchmark preparation --from-dir my_text --pair en-de --pairs 100000 1000000
 
     The text is real text replicated with variation: in every copy words are replaced by words drawn
     from the same text, and some become compounds that were not there. Timed are the stages of `relpos
@@ -277,7 +281,7 @@ class BenchmarkPreparation:
     run beside it.
     """
 
-    text: InFolder = required("folder with train, valid and test")
+    from_dir: InFolder = required("folder with train, valid and test", was=("--text",))
     pair: str = option("en-de")
     pairs: list[int] = option([100_000, 1_000_000])
     workers: list[int] = option([1, 2])
@@ -295,7 +299,7 @@ class BenchmarkPreparation:
 class BenchmarkServing:
     """How fast one checkpoint translates, and how well: fairseq-generate, this package, CTranslate2.
 
-        relpos benchmark serving checkpoints/checkpoint_best.pt data-bin/multi30k
+        relpos benchmark serving checkpoints/checkpoint_best.pt --data data-bin/multi30k
 
     One table: sentences and tokens a second, peak memory, seconds of the start, and BLEU of
     fairseq-generate, of `relpos translate` in fp32, int8 and (where the processor has it) bf16, of CTranslate2
@@ -306,22 +310,22 @@ class BenchmarkServing:
     """
 
     checkpoint: InFile = argument("checkpoint of a relpos_transformer")
-    data: InFolder = argument("its binarised data")
-    set: str = option("test", "test or valid (default: test)")
+    data: InFolder = required("its binarised data", was=("data",))
+    split: str = option("test", "test or valid (default: test)", was=("--set",))
     beam: int = option(4, "of every search (default: 4)", least=1)
     rounds: int = option(3, "times of each; the median counts (default: 3)", least=1)
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.benchmarks.serving import benchmark
 
-        print(benchmark(self.checkpoint, self.data, self.set, self.beam, self.rounds))
+        print(benchmark(self.checkpoint, self.data, self.split, self.beam, self.rounds))
 
 
 @command("benchmark sampling", "speed and memory of relpos sample beside transformers' GPT-2 or Transformer-XL")
 class BenchmarkSampling:
     """How fast a language model continues a prompt, beside transformers' model of the same shape.
 
-        relpos benchmark sampling checkpoints/checkpoint_best.pt --prompt 512 --symbols 64
+        relpos benchmark sampling checkpoints/checkpoint_best.pt --prompt-tokens 512 --tokens 64
 
     One table, fp32 and int8: seconds until the first symbol, symbols a second after it and in all, peak
     memory, seconds of the start, on the CPU with OMP_NUM_THREADS threads. A checkpoint with memory stands
@@ -331,12 +335,16 @@ class BenchmarkSampling:
 
     checkpoint: InFile = argument("checkpoint of a relpos_transformer_lm or relpos_transformer_xl")
     data: InFolder | None = option(None, "its data folder (default: the text beside the checkpoint)")
-    prompt: int = option(512, "symbols of the prompt (default: 512)", least=1)
-    symbols: int = option(64, "new symbols (default: 64)", least=2)
-    rows: int = option(1, "texts at a time (default: 1)", least=1)
+    prompt_tokens: int = option(512, "symbols of the prompt (default: 512)", least=1, was=("--prompt",))
+    tokens: int = option(64, "new symbols (default: 64)", least=2, was=("--symbols",))
+    batch_size: int = option(1, "texts at a time (default: 1)", least=1, was=("--rows",))
     rounds: int = option(3, "times of each; the median counts (default: 3)", least=1)
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.benchmarks.sampling import Workload, benchmark
 
-        print(benchmark(self.checkpoint, self.data, Workload(self.prompt, self.symbols, self.rows), self.rounds))
+        print(
+            benchmark(
+                self.checkpoint, self.data, Workload(self.prompt_tokens, self.tokens, self.batch_size), self.rounds
+            )
+        )

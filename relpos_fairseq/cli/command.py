@@ -65,10 +65,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = re.search(r"unrecognized arguments: .*?(--[^\s=]+)", message)
-        close = difflib.get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
+        known = [name for action in self._actions for name in action.option_strings or [str(action.metavar)]]
+        close = difflib.get_close_matches(unknown[1], known, 1) if unknown else []
         if close:
             message += f": did you mean {close[0]}?"
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """Return the options that an abbreviation may mean: those of today's spelling, else those of an old one."""
+        found = super()._get_option_tuples(option_string)
+        return [one for one in found if one[1] in one[0].option_strings] or found
 
 
 class Layout(argparse.RawDescriptionHelpFormatter):
@@ -128,7 +134,8 @@ def option(default: Any, help: str | None = None, **how: Any) -> Any:
         default: its value where it is not given.
         help: its line in `--help`, in which `%(default)s` stands for the default.
         how: further arguments of `add_argument`; `group` is the heading that it stands under, options with
-            the same `exclusive` cannot be given together, and `least`, `above` and `most` bound its values.
+            the same `exclusive` cannot be given together, `least`, `above` and `most` bound its values, and `was` are
+            old spellings, which are taken and not shown: `--name`, or `name` of an argument by its place.
     """
     return _field({"default": default, "help": help, **how})
 
@@ -154,20 +161,21 @@ def _field(how: dict[str, Any]) -> Any:
     return dataclasses.field(metadata=how)
 
 
-def parser_of(cls: type, program: str) -> Parser:
+def parser_of(cls: type, program: str, argv: Sequence[str] | None = None) -> Parser:
     """Make the parser of a command.
 
     Args:
         cls: a class that `command` registered.
         program: the command's name in its usage.
+        argv: what it will read; None: nothing but today's spellings, as in its help.
     """
     parser = Parser(prog=program, description=inspect.cleandoc(cls.__doc__), formatter_class=Layout, **cls.parser)
-    add_options(parser, cls)
+    add_options(parser, cls, argv)
     return parser
 
 
-def add_options(parser: argparse.ArgumentParser, cls: type) -> None:
-    """Add the fields of a command's class to a parser, each under its heading."""
+def add_options(parser: argparse.ArgumentParser, cls: type, argv: Sequence[str] | None = None) -> None:
+    """Add the fields of a command's class to a parser, each under its heading; by place or by name as in `argv`."""
     places: dict[object, Any] = {}  # by heading, and by what options exclude each other
     for field in dataclasses.fields(cls):
         how = copy.deepcopy(dict(field.metadata))  # a default that is a list is this parser's own
@@ -182,11 +190,30 @@ def add_options(parser: argparse.ArgumentParser, cls: type) -> None:
                 places[group] = parser.add_argument_group(group)
             place = places.get(group, parser)
         if "type" not in how and how.get("action") != "store_true":
-            how = _reading(field.type) | how
-        place.add_argument(spelling(field), **how)
+            how = reading_of(field.type) | how
+        add_argument(place, field, how, argv)
 
 
-def _reading(annotation: Any) -> dict[str, Any]:
+def add_argument(place: Any, field: dataclasses.Field, how: dict[str, Any], argv: Sequence[str] | None) -> None:
+    """Add a field to a parser by its spelling and the old ones, of which one may be a place, or the name of a place."""
+    names = [spelling(field), *how.pop("was", ())]
+    options = [name for name in names if name.startswith("--")]
+    if len(options) == len(names) or (names[0] in options if argv is None else is_among(options, argv)):
+        how = {"dest": field.name, "required": "default" not in how} | how
+        action = place.add_argument(*options, **how)
+        action.option_strings = action.option_strings[:1]  # no help and no error shows an old one
+        return
+    how.pop("required", None)
+    place.add_argument(field.name, **({"metavar": names[0]} if names[0] in options else {}) | how)
+
+
+def is_among(options: Sequence[str], argv: Sequence[str]) -> bool:
+    """Return whether one of some options is given, whole or shortened."""
+    given = [word.split("=")[0] for word in argv if word[:2] == "--" and word != "--"]
+    return any(option.startswith(word) for option in options for word in given)
+
+
+def reading_of(annotation: Any) -> dict[str, Any]:
     """Return what `add_argument` needs to read values of a type: its reader, and `nargs` for a list."""
     reader, is_list, _ = _parts_of(annotation)
     reader = READERS.get(reader, reader)
@@ -225,7 +252,8 @@ READERS: dict[Any, Callable[[str], Any]] = {float: _number, str: _text}
 
 def parse(cls: type, program: str, argv: Sequence[str]) -> Any:
     """Read a command's arguments; returns an instance of its class."""
-    return cls(**vars(parser_of(cls, program).parse_intermixed_args(argv)))
+    asked = "-h" in argv or is_among(["--help"], argv)
+    return cls(**vars(parser_of(cls, program, None if asked else argv).parse_intermixed_args(argv)))
 
 
 def roles_of(cls: type) -> dict[str, Role]:

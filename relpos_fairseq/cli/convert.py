@@ -93,28 +93,28 @@ class Convert(Positions):
 class Average:
     """Average the parameters of checkpoints of one training, as Vaswani et al. 2017 do (section 6.1).
 
-        relpos average --inputs checkpoints/wmt --last 5 --output avg.pt
-        relpos average --inputs checkpoints/wmt --last-updates 5 --output avg.pt
-        relpos average --inputs one.pt two.pt --output avg.pt
-        relpos average --inputs checkpoint_best.pt --ema --output ema.pt  # of --store-ema
+        relpos average checkpoints/wmt --last 5 --out avg.pt
+        relpos average checkpoints/wmt --last-updates 5 --out avg.pt
+        relpos average one.pt two.pt --out avg.pt
+        relpos average checkpoint_best.pt --ema --out ema.pt  # of --store-ema
 
     Checkpoints are loaded safely (weights_only). All must be of the same position scheme, which the
     result keeps, and have the same tensors. Sums are made in double precision. The optimizer's state is
     left out: the result is for translating and for starting anew, not for resuming.
     """
 
-    inputs: list[InPath] = required("checkpoints, or their one folder")
+    checkpoints: list[InPath] = argument("or their one folder", metavar="CHECKPOINT", was=("--inputs",))
     last: int | None = option(None, "of a folder: the last N epochs' checkpoints", metavar="N")
     last_updates: int | None = option(None, "of a folder: the last N by updates", metavar="N")
     ema: bool = flag("the moving averages that training with --store-ema keeps in a checkpoint")
-    output: OutFile = required()
+    out: OutFile = required(was=("--output",))
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.evaluation.averaging import choose, write_average
 
-        paths = choose(self.inputs, self.last, self.last_updates)
-        write_average(paths, self.output, self.ema)
-        print(f"averaged {len(paths)} checkpoints into {self.output}:")
+        paths = choose(self.checkpoints, self.last, self.last_updates)
+        write_average(paths, self.out, self.ema)
+        print(f"averaged {len(paths)} checkpoints into {self.out}:")
         print("\n".join(f"  {path}" for path in paths), flush=True)
 
 
@@ -122,7 +122,7 @@ class Average:
 class ExportCt2:
     """Export a translation checkpoint to CTranslate2, an engine that serves it fast on CPUs and GPUs.
 
-        relpos export ct2 checkpoints/checkpoint_best.pt served [--quantization int8]
+        relpos export ct2 checkpoints/checkpoint_best.pt --out served [--quantization int8]
 
     served is a new folder that `ctranslate2.Translator("served")` opens. Before it is there,
     its logits and its translations of the validation set are compared with the checkpoint's, and what
@@ -131,7 +131,7 @@ class ExportCt2:
     """
 
     checkpoint: InFile = argument("checkpoint of a relpos_transformer")
-    out: OutFolder = argument("new folder")
+    out: OutFolder = required("new folder", was=("out",))
     quantization: str | None = option(
         None,
         "smaller weights: int8, int8_float32, int8_float16, int8_bfloat16, int16, float16 (default: fp32)",
@@ -152,7 +152,7 @@ class ExportCt2:
 class ExportOnnx:
     """Export any checkpoint as ONNX graphs: any scheme, batches and inputs of any size.
 
-        relpos export onnx checkpoints/checkpoint_best.pt graphs [--quantization int8]
+        relpos export onnx checkpoints/checkpoint_best.pt --out graphs [--quantization int8]
 
     graphs is a new folder: encoder.onnx and step.onnx (one step of decoding) of a translation model,
     step.onnx of a language model, segment.onnx of one with memory, model.onnx of a RoBERTa with all its
@@ -162,7 +162,7 @@ class ExportOnnx:
     """
 
     checkpoint: InFile = argument("checkpoint of a relpos model")
-    out: OutFolder = argument("new folder")
+    out: OutFolder = required("new folder", was=("out",))
     data: InFolder | None = option(None, "its dictionaries, if they matter", metavar="DIR")
     quantization: str | None = option(None, "weights in int8 (default: fp32)", choices=("int8",))
 
@@ -177,7 +177,7 @@ class ExportOnnx:
 class ExportTransformers:
     """Export a model of any position scheme as a folder of Hugging Face's transformers.
 
-        relpos export transformers checkpoints/checkpoint_best.pt folder
+        relpos export transformers checkpoints/checkpoint_best.pt --out folder
 
     AutoTokenizer, AutoModel, AutoModelForMaskedLM, ...SequenceClassification and ...QuestionAnswering
     load a RoBERTa, AutoModelForSeq2SeqLM a translation model and AutoModelForCausalLM a language model
@@ -188,7 +188,7 @@ class ExportTransformers:
     """
 
     checkpoint: InFile = argument("checkpoint of a RoBERTa, translation or language model")
-    out: OutFolder = argument("new folder")
+    out: OutFolder = required("new folder", was=("out",))
     data: InFolder | None = option(None, "folder of its data (what lies beside it)")
     head: str | None = option(None, "which head goes along, of several")
 

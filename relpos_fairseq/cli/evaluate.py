@@ -86,7 +86,7 @@ class EvaluateLm:
     decay: float | None = option(None, "with --dynamic: the way back (default: 0.001)", metavar="D", least=0)
     rms: int | None = option(None, "with --dynamic: scale by gradients of N tokens", metavar="N", least=1)
     epsilon: float | None = option(None, "with --rms: added to it (default: 0.001)", metavar="E", above=0)
-    rows: int = option(4, "rows or windows evaluated together (%(default)s)", least=1)
+    batch_size: int = option(4, "rows or windows evaluated together (%(default)s)", least=1, was=("--rows",))
     document_boundaries: str | None = option(None, DOCUMENTS, choices=BOUNDARIES)
 
     def run(self, argv: Sequence[str]) -> None:
@@ -103,7 +103,7 @@ class EvaluateLm:
             training = None if self.rms is None else self.data / "train"
             dynamic = Dynamic(self.dynamic, training=training, **given)
         readings = [
-            Reading(mem_len, self.context, self.stride, self.rows, dynamic) for mem_len in self.mem_len or [None]
+            Reading(mem_len, self.context, self.stride, self.batch_size, dynamic) for mem_len in self.mem_len or [None]
         ]
         boundaries = self.document_boundaries
         print(compare(self.checkpoints, self.data, self.split, self.tokens, readings, self.by_token, boundaries))
@@ -113,8 +113,8 @@ class EvaluateLm:
 class EvaluateLength:
     """Perplexity of a language model by the length of its context and of its memory.
 
-        relpos evaluate length CHECKPOINT DATA_BIN --out DIR
-            [--lengths 64,128,256] [--mem-lens 0,128,512] [--split valid] [--tokens 20000]
+        relpos evaluate length CHECKPOINT --data DATA_BIN --out DIR
+            [--lengths 64,128,256] [--mem-len 0,128,512] [--split valid] [--tokens 20000]
             [--override position_rope_scaling=yarn]
 
     For every length, windows of that many tokens, moved on by half a window (--stride), score the same
@@ -127,14 +127,14 @@ class EvaluateLength:
     """
 
     checkpoint: InFile = argument()
-    data: InFolder = argument("folder of binarised text")
+    data: InFolder = required("folder of binarised text", was=("data",))
     lengths: list[int] | None = option(None, "tokens of context, joined by commas", type=numbers)
-    mem_lens: list[int] | None = option(None, "memory lengths, joined by commas", type=numbers)
+    mem_len: list[int] | None = option(None, "memory lengths, joined by commas", type=numbers, was=("--mem-lens",))
     split: str = option("valid")
     tokens: int = option(20000, "predictions scored: the last", least=1)
     stride: int | None = option(None, "tokens between windows; default: half of each", least=1)
     override: list[str] = option([], "a flag of the model", action="append", metavar="FIELD=VALUE")
-    rows: int = option(4, "rows or windows evaluated together", least=1)
+    batch_size: int = option(4, "rows or windows evaluated together", least=1, was=("--rows",))
     document_boundaries: str | None = option(None, DOCUMENTS, choices=BOUNDARIES)
     out: OutFolder = required()
 
@@ -148,7 +148,7 @@ class EvaluateLength:
 class EvaluateQa:
     """Answer the questions of files of SQuAD's format by a checkpoint, or score predictions.
 
-        relpos evaluate qa FILE... --path checkpoint_best.pt --data DATA --out DIR
+        relpos evaluate qa FILE... --checkpoint checkpoint_best.pt --data DATA --out DIR
         relpos evaluate qa FILE --predictions predictions.json [--null-odds null_odds.json]
 
     With a checkpoint, predictions.json (id to answer, empty for none), nbest.json and, where there are
@@ -162,7 +162,7 @@ class EvaluateQa:
     """
 
     files: list[InFile] = argument("questions, .json or .json.gz")
-    path: InFile | None = option(None, "checkpoint to answer with")
+    checkpoint: InFile | None = option(None, "to answer with", was=("--path",))
     data: InFolder | None = option(
         None, "its data folder (default: the one it was trained on, or where it was converted to)"
     )
@@ -221,7 +221,7 @@ class EvaluateXtreme(Questions):
 class FinetuneGlue(Training):
     r"""Fine-tune pre-trained models on GLUE by a published protocol and print one table.
 
-        relpos finetune glue data-bin/glue m4=checkpoints/m4.pt m4m=checkpoints/m4m.pt \
+        relpos finetune glue --data data-bin/glue m4=checkpoints/m4.pt m4m=checkpoints/m4m.pt \
             --protocol huang --tasks RTE,MRPC,CoLA,STS-B --out runs/glue
 
     Runs that have ended are kept: the same command again goes on where it was interrupted, and with
@@ -229,7 +229,7 @@ class FinetuneGlue(Training):
     each has tasks or models of its own.
     """
 
-    data: InFolder = argument("folder that `relpos prepare glue` wrote")
+    data: InFolder = required("folder that `relpos prepare glue` wrote", was=("data",))
     models: list[str] = argument("pre-trained models", metavar="[NAME=]CHECKPOINT")
     out: OutFolder = required("folder of the runs and the table")
     protocol: str = option(

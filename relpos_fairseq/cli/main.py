@@ -19,6 +19,7 @@ GROUPS = (
     ("quickstart", "", "quickstart"),
     ("compare", "", "compare schemes doctor"),
     ("recipes", "", "recipes path"),
+    ("main", "", "completion"),
     ("prepare", "prepare", "wmt lm mlm glue qa"),
     ("prepare", "", "corpus"),
     ("convert", "", "convert average"),
@@ -31,6 +32,25 @@ GROUPS = (
 )
 FILES = {f"{group} {name}".strip(): file for file, group, names in GROUPS for name in names.split()}
 COMMANDS = list(FILES)
+
+
+@command.command("completion", "what bash or zsh needs to complete commands, options and paths")
+class Completion:
+    """Print a script by which a shell completes commands, options, their values, files and folders.
+
+        relpos completion bash > ~/.local/share/bash-completion/completions/relpos
+        relpos completion zsh > ~/.zfunc/_relpos  # a folder of $fpath
+
+    A new shell reads it: bash where the package bash-completion is installed (elsewhere, `source` the
+    file in ~/.bashrc), zsh where ~/.zshrc has `fpath+=~/.zfunc` before `compinit`.
+    """
+
+    shell: str = command.argument("bash or zsh", choices=("bash", "zsh"))
+
+    def run(self, argv: Sequence[str]) -> None:
+        from relpos_fairseq.cli.completion import script
+
+        print(script({name: load(name) for name in COMMANDS}, self.shell))
 
 
 def main(argv: Sequence[str] | None = None, program: str | None = None) -> int:

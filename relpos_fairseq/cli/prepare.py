@@ -203,7 +203,7 @@ class PrepareLm:
 
         relpos prepare lm --corpus wikitext-103 --out data-bin/wikitext-103
         relpos prepare lm --corpus enwik8 --out data-bin/enwik8
-        relpos prepare lm --text book.txt.gz --split 0.9,0.05,0.05 --level char --out D
+        relpos prepare lm --text book.txt.gz --shares 0.9,0.05,0.05 --level char --out D
         relpos prepare lm --train a.txt b.txt --valid v.txt --level sentencepiece --out D
 
     The result is fairseq's: dict.txt, train.bin, train.idx, ... At the levels of words and of
@@ -219,7 +219,9 @@ class PrepareLm:
     valid: list[InFile] = option([], metavar="FILE", group=TEXT)
     test: list[InFile] = option([], metavar="FILE", group=TEXT)
     text: list[InFile] = option([], "to be split", metavar="FILE", group=TEXT)
-    split: str | None = option(None, "shares of train, valid, test in --text", metavar="A,B[,C]", group=TEXT)
+    shares: str | None = option(
+        None, "of train, valid, test in --text", metavar="A,B[,C]", group=TEXT, was=("--split",)
+    )
     corpus: str | None = option(None, choices=sorted(CORPORA), group=TEXT)
     downloads: WorkFolder | None = option(None, "default: OUT/downloads", metavar="DIR", group=TEXT)
     from_dir: InFolder | None = option(None, "has the corpus's archive", metavar="DIR", group=TEXT)
@@ -235,7 +237,9 @@ class PrepareLm:
     model_type: str = option("unigram", choices=MODEL_TYPES, group="units")
     character_coverage: float = option(1.0, metavar="P", group="units")
     byte_fallback: bool = flag("no character is unknown", group="units")
-    sample_lines: int = option(1_000_000, "lines that sentencepiece learns from", metavar="N", group="units")
+    learn_lines: int = option(
+        1_000_000, "lines that sentencepiece learns from", metavar="N", group="units", was=("--sample-lines",)
+    )
     seed: int = option(1, "chooses those lines", group="units")
     out: OutFolder = required(metavar="DIR", group="result")
     documents: str = option(
@@ -256,7 +260,7 @@ class PrepareMlm:
     r"""Prepare plain text for masked language models: tokenizer, blocks, shards.
 
         relpos prepare mlm --out data/wiki --train en=wiki.en.txt.gz de=wiki.de.txt.gz \
-            --tokenizer sentencepiece --vocab-size 120000 --alpha 0.7 --tokens-per-sample 512
+            --train-tokenizer sentencepiece --vocab-size 120000 --alpha 0.7 --tokens-per-sample 512
 
     The result is a data-bin for fairseq's masked_lm. The same command again continues after an
     interruption, and does only what has changed.
@@ -280,13 +284,13 @@ class PrepareMlm:
         "line", "a line is a sentence, or is split into some (default: %(default)s)", choices=("line", "split")
     )
     on_bad_line: str = option("fail", "lines that are not UTF-8", choices=("fail", "drop"))
-    tokenizer: str | None = option(None, "what to train (default: bpe)", choices=KINDS)
+    train_tokenizer: str | None = option(None, "train one (default: bpe)", choices=KINDS, was=("--tokenizer",))
     tokenizer_folder: InFolder | None = option(None, "use this one instead, with its dict.txt")
     vocab_size: int | None = option(None, "symbols (default: 50000)")
     lowercase: bool = flag("wordpiece: BERT's uncased normalisation")
     character_coverage: float | None = option(None, "sentencepiece's (default: 0.9995)")
-    tokenizer_sentences: int | None = option(
-        None, "train it on about so many sentences (default: 10000000)", metavar="N"
+    learn_lines: int | None = option(
+        None, "train it on about so many sentences (default: 10000000)", metavar="N", was=("--tokenizer-sentences",)
     )
     alpha: float = option(0.7, "exponent of the languages' shares; 1 keeps them (default: %(default)s)")
     pack: str = option(
@@ -310,7 +314,7 @@ class PrepareMlm:
 class PrepareGlue:
     r"""Make data-bins for fairseq's sentence_prediction from GLUE's files, and from XNLI's.
 
-        relpos prepare glue glue_data --tokenizer data/wiki/data-bin --out data-bin/glue \
+        relpos prepare glue glue_data --tokenizer-folder data/wiki/data-bin --out data-bin/glue \
             --tasks CoLA,MRPC,RTE,STS-B --max-length 128
 
     `glue_data` has a folder for every task, in GLUE's own layout (`RTE/train.tsv`, `RTE/dev.tsv`; .gz,
@@ -318,8 +322,8 @@ class PrepareGlue:
     """
 
     glue: InFolder = argument("folder with a folder for every task")
-    tokenizer: InFolder | None = option(
-        None, "folder of the model's tokenizer and dict.txt, as relpos prepare mlm writes"
+    tokenizer_folder: InFolder | None = option(
+        None, "the model's, with its dict.txt, as relpos prepare mlm writes it", was=("--tokenizer",)
     )
     out: OutFolder | None = option(None, "folder to write to")
     text: OutFile | None = option(
@@ -363,11 +367,11 @@ class PrepareQa:
         relpos prepare qa --train train-v1.1.json --valid dev-v1.1.json \
             --train-tokenizer wordpiece --vocab-size 30000 --out data-bin/squad
         relpos prepare qa --train xquad.en.json --train-articles 36 \
-            --eval xquad.de.json xquad.zh.json --tokenizer TOKENIZER --out data-bin/xquad
+            --eval xquad.de.json xquad.zh.json --tokenizer-folder TOKENIZER --out data-bin/xquad
 
     The folder holds train.json, valid.json, one .json for every file of --eval under its own name, the
     tokenizer, dict.txt, and manifest.json with counts and hashes. A tokenizer comes from a folder
-    (--tokenizer: ours, a Hugging Face model's with its dict.txt, or fairseq's GPT-2 files) or is
+    (--tokenizer-folder: ours, a Hugging Face model's with its dict.txt, or fairseq's GPT-2 files) or is
     trained on the contexts (--train-tokenizer). With --train-articles N the first N articles of --train
     are train.json and the others valid.json; the files of --eval, where they are translations of it as
     XQuAD's are, are cut in the same way (--eval-articles all takes them whole). Every file is read and
@@ -382,7 +386,7 @@ class PrepareQa:
     eval_articles: str = option(
         "same", "with --train-articles: cut --eval files in the same way, or take them whole", choices=("same", "all")
     )
-    tokenizer: InFolder | None = option(None, "folder of a tokenizer")
+    tokenizer_folder: InFolder | None = option(None, "folder of a tokenizer", was=("--tokenizer",))
     train_tokenizer: str | None = option(None, "train one on all contexts", choices=KINDS)
     vocab_size: int | None = option(None, "its size (default 8000)")
     lowercase: bool = flag("wordpiece: uncased")

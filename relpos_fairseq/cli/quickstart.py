@@ -11,7 +11,7 @@ DEFAULT_SCHEME = "m4"
 MAX_UPDATE = 750  # one scheme: about three minutes on two idle cores
 SEED = 1
 QUICKSTART = """\
-your own text (--data DIR): one sentence a line, UTF-8, plain or .gz, line n of one language
+your own text (--from-dir DIR): one sentence a line, UTF-8, plain or .gz, line n of one language
 translates line n of the other:
   train.SRC train.TGT  valid.SRC valid.TGT  test.SRC test.TGT     (SRC and TGT such as en and de)
 It is cut into joint sentencepiece units; BLEU is on detokenised text (13a). Raise --max-update for
@@ -43,7 +43,7 @@ class Quickstart:
 
         relpos quickstart                               # built-in corpus, default scheme
         relpos quickstart --compare none,learned,m4     # one table for several schemes
-        relpos quickstart --data my_text --position-scheme m4m
+        relpos quickstart --from-dir my_text --position-scheme m4m
 
     It is a comparison (`relpos compare`) of one seed: every stage is a fairseq command whose log stays
     in --out; a stage that is done is not repeated, and an interrupted training continues.
@@ -56,7 +56,9 @@ class Quickstart:
         exclusive=0,
     )
     compare: str | None = option(None, "train several and print one table", metavar="S1,S2,...", exclusive=0)
-    data: InFolder | None = option(None, "your parallel text (default: a built-in corpus)", metavar="DIR")
+    from_dir: InFolder | None = option(
+        None, "your parallel text (default: a built-in corpus)", metavar="DIR", was=("--data",)
+    )
     source_lang: str | None = option(None, "language of the source (default: from file names)", metavar="SRC")
     target_lang: str | None = option(None, "language of the target (default: from file names)", metavar="TGT")
     out: OutFolder = option(Path("quickstart_out"), "default: %(default)s")
@@ -68,8 +70,8 @@ class Quickstart:
     def run(self, argv: Sequence[str]) -> int:
         from relpos_fairseq.comparison.quickstart import quickstart
 
-        if self.data is None and (self.source_lang or self.target_lang):
-            raise ValueError("--source-lang and --target-lang go with --data; the built-in corpus is en-de")
+        if self.from_dir is None and (self.source_lang or self.target_lang):
+            raise ValueError("--source-lang and --target-lang go with --from-dir; the built-in corpus is en-de")
         schemes = list(dict.fromkeys((self.compare or self.position_scheme).split(",")))
         if not all(schemes):
             raise ValueError(f"an empty name among the schemes: {self.compare!r}")

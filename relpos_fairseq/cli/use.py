@@ -26,7 +26,7 @@ class Translate:
     --source-lang and --target-lang choose a pair of a checkpoint that translates between several.
     """
 
-    model: InPath = argument("or the folder of an export", metavar="CHECKPOINT")
+    checkpoint: InPath = argument("or the folder of an export", metavar="CHECKPOINT")
     file: InFile | None = argument("a sentence a line (standard input)", nargs="?", metavar="FILE", default=None)
     out: OutFile | None = option(None, OUT)
     data: InFolder | None = option(None, DATA)
@@ -185,7 +185,7 @@ class Score:
 
         relpos score generated.txt --prepared data/wmt15.en-de
         relpos score generated.txt --baseline other.txt --prepared DIR
-        relpos score system.de --reference test.de --language de
+        relpos score system.de --reference test.de --target-lang de
 
     A system's file is fairseq-generate's output or plain lines; a sentence that is missing or repeated
     is an error, and so is the output of another test set. --prepared is the folder that
@@ -197,16 +197,18 @@ class Score:
     system: InFile = argument("fairseq-generate's output, or one translation a line")
     baseline: InFile | None = option(None, "a second system, to compare with")
     prepared: InFolder | None = option(None, "the folder of `relpos prepare wmt`", metavar="DIR")
-    set: str = option("test", "its test set: test, test1, valid, or the set's own name (default: test)")
+    split: str = option("test", "of it: test, test1, valid, or the set's own name (default: test)", was=("--set",))
     reference: list[InFile] | None = option(None, "plain references, where there is no --prepared", metavar="FILE")
-    language: str | None = option(None, "the target's language, where there is no --prepared")
+    target_lang: str | None = option(
+        None, "language, where there is no --prepared", metavar="LANG", was=("--language",)
+    )
     tokenizer: str | None = option(None, "what the system's words were cut by", choices=("moses", "none"))
     units: str | None = option(None, choices=("auto", "subword-nmt", "sentencepiece", "none"))
     tokenize: str | None = option(None, "BLEU's tokenizer, by sacrebleu's name: char, flores200 (default: by language)")
     ter: bool = flag("TER as well")
-    samples: int = option(1000, "resamples of the bootstrap (default: 1000)", least=1)
+    resamples: int = option(1000, "of the bootstrap (default: 1000)", least=1, was=("--samples",))
     seed: int = option(12345, "of the bootstrap (default: sacrebleu's, 12345)")
-    json: OutFile | None = option(None, "write the numbers here as well")
+    out: OutFile | None = option(None, "write the numbers here as well, in JSON", was=("--json",))
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.evaluation.translation import evaluate, read_prepared, read_reference
@@ -214,7 +216,7 @@ class Score:
         if bool(self.prepared) == bool(self.reference):
             raise ValueError("give either --prepared DIR or --reference FILE")
         if self.reference:
-            target = read_reference(self.reference, self.language, self.tokenizer, self.units)
+            target = read_reference(self.reference, self.target_lang, self.tokenizer, self.units)
         else:
-            target = read_prepared(self.prepared, self.set, self.tokenizer, self.units)
-        evaluate(self.system, target, self.baseline, self.samples, self.seed, self.json, self.tokenize, self.ter)
+            target = read_prepared(self.prepared, self.split, self.tokenizer, self.units)
+        evaluate(self.system, target, self.baseline, self.resamples, self.seed, self.out, self.tokenize, self.ter)

@@ -57,8 +57,13 @@ def comparison_of(schemes: list[str], given: Any) -> Comparison:
         if value is not None and value <= 0:
             raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}")
     task = {"kind": "built_in"}
-    if given.data is not None:
-        task = {"kind": "parallel", "data": str(given.data), "source": given.source_lang, "target": given.target_lang}
+    if given.from_dir is not None:
+        task = {
+            "kind": "parallel",
+            "data": str(given.from_dir),
+            "source": given.source_lang,
+            "target": given.target_lang,
+        }
     train = {"max-update": given.max_update}
     if given.minutes is not None:
         train["stop-time-hours"] = given.minutes / 60

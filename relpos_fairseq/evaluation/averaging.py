@@ -22,11 +22,8 @@ def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> li
     """Return the checkpoints to average: those that are named, or the last ones of a folder.
 
     Raises:
-        UserError: An input is absent, the folder has fewer, or options do not go together.
+        UserError: The folder has fewer, or options do not go together.
     """
-    for path in inputs:
-        if not path.exists():
-            raise UserError(f"--inputs {path} does not exist")
     if not (last or last_updates):
         folders = [path for path in inputs if path.is_dir()]
         if folders:
@@ -34,7 +31,7 @@ def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> li
         return inputs
     number = last or last_updates
     if len(inputs) != 1 or not inputs[0].is_dir() or (last and last_updates):
-        raise UserError("--last or --last-updates goes with one folder in --inputs")
+        raise UserError("--last or --last-updates goes with one folder")
     pattern = EPOCH if last else UPDATE
     named = [(pattern.fullmatch(path.name), path) for path in inputs[0].glob("*.pt")]
     found = sorted((int(match.group(1)), path) for match, path in named if match)
@@ -48,7 +45,7 @@ def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> li
 
 def write_average(paths: Sequence[Path], output: Path, ema: bool = False) -> None:
     """Write the mean of checkpoints as a checkpoint, with the text assets in its folder; `ema` as in `average`."""
-    check_outputs({"--output": output}, {path.name: path for path in paths})
+    check_outputs({"--out": output}, {path.name: path for path in paths})
     state = average(paths, ema)
     text = find_assets(paths[0], None, state=state) if text_folders(paths[0].parent) else None
     with atomic_path(output) as temporary:

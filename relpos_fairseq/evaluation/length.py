@@ -32,24 +32,20 @@ def evaluate(options: Any) -> None:
     """Evaluate every length; write the table and the plot.
 
     Raises:
-        ValueError: a number is below 1, or an override without a value.
+        ValueError: an override without a value.
     """
     for text in options.override:
         if "=" not in text:
             raise ValueError(f"--override must be FIELD=VALUE, got {text}")
-    for name in ("tokens", "rows", "stride"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} must be >= 1, got {value}")
     overrides = dict(text.split("=", 1) for text in options.override)
     subject = load_subject(options.checkpoint, options.data, options.split, overrides, options.document_boundaries)
-    if subject.trained_memory is None and options.mem_lens:
-        raise ValueError(f"--mem-lens: {subject.name} has no memory; leave it out")
+    if subject.trained_memory is None and options.mem_len:
+        raise ValueError(f"--mem-len: {subject.name} has no memory; leave it out")
     lengths = chosen(options.lengths or None, "--lengths", 1, subject.trained_length)
     memories = []
     if subject.trained_memory is not None:
         default = [0, *multiples(subject.trained_memory or subject.trained_length)]
-        memories = chosen(options.mem_lens, "--mem-lens", 0, subject.trained_memory, default)
+        memories = chosen(options.mem_len, "--mem-len", 0, subject.trained_memory, default)
     targets = last_targets(subject, min(options.tokens, len(subject.tokens) - 1))
     print(
         f"{subject.name}: {subject.parameters:,} parameters, trained with "
@@ -89,7 +85,7 @@ def point(
             "split": options.split,
             "tokens": len(targets),
             "stride": options.stride,
-            "rows": options.rows,
+            "rows": options.batch_size,
             "override": sorted(options.override),
         }
         | ({"documents": subject.boundaries} if subject.boundaries else {}),
@@ -129,13 +125,13 @@ def context_point(subject: Subject, targets: range, length: int, options: Any) -
     if length > len(subject.tokens) - 1:
         return {"tokens": 0, "status": f"cannot: the split has {len(subject.tokens) - 1} tokens"}
     stride = min(options.stride or max(1, length // 2), length)
-    return described(score_with_windows(subject, targets, length, stride, options.rows))
+    return described(score_with_windows(subject, targets, length, stride, options.batch_size))
 
 
 def memory_point(subject: Subject, targets: range, length: int, options: Any) -> dict:
     """Return the perplexity with a memory of a length, and segments of the trained length."""
     block = min(subject.trained_length, len(targets))
-    return described(score_with_memory(subject, targets, block, length, options.rows))
+    return described(score_with_memory(subject, targets, block, length, options.batch_size))
 
 
 def described(score: Score) -> dict:

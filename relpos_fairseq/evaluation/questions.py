@@ -47,15 +47,15 @@ def check(options: Any) -> None:
     Raises:
         UserError: it names one.
     """
-    if bool(options.path) == bool(options.predictions):
-        raise UserError("give either --path CHECKPOINT or --predictions FILE")
-    if options.path:
+    if bool(options.checkpoint) == bool(options.predictions):
+        raise UserError("give either --checkpoint FILE or --predictions FILE")
+    if options.checkpoint:
         unused, needs = ("null_odds", "na_prob_thresh"), "--predictions"
     else:
         own = [name for name in OVERRIDES if name not in ("metric", "language")]
-        unused, needs = (*own, "data", "max_tokens"), "--path"
+        unused, needs = (*own, "data", "max_tokens"), "--checkpoint"
     given = [name for name in unused if getattr(options, name) is not None]
-    if not options.path and options.na_prob_thresh is not None and not options.null_odds:
+    if not options.checkpoint and options.na_prob_thresh is not None and not options.null_odds:
         given, needs = ["na_prob_thresh"], "--null-odds"
     if given:
         raise UserError(f"--{given[0].replace('_', '-')} needs {needs}: leave it out")
@@ -63,7 +63,7 @@ def check(options: Any) -> None:
         raise UserError(f"--max-tokens must be 1 or more, got {options.max_tokens}")
     if options.predictions and len(options.files) > 1:
         raise UserError("--predictions belongs to one file of questions")
-    if options.path and options.out is None:
+    if options.checkpoint and options.out is None:
         raise UserError("give --out, where predictions.json is written")
 
 
@@ -139,7 +139,7 @@ class _Answered(TypedDict):
 def depends_on(options: Any, model, task) -> dict:
     """Return everything that the answers depend on besides the questions."""
     return {
-        "checkpoint": sha256_of(options.path),
+        "checkpoint": sha256_of(options.checkpoint),
         "data": [str(Path(task.cfg.data).absolute()), sha256_of(Path(task.cfg.data) / "dict.txt")],
         "options": {name: getattr(options, name) for name in (*OVERRIDES, "max_tokens")},
         "device": next(model.parameters()).device.type,
@@ -151,15 +151,15 @@ def load(options: Any):
     """Return the model in evaluation mode, and its task with the options of the command line."""
     given = {name: getattr(options, name) for name in OVERRIDES}
     overrides = {name: value for name, value in given.items() if value is not None}
-    converted = (options.path.parent / "conversion.json").is_file()
+    converted = (options.checkpoint.parent / "conversion.json").is_file()
     if options.data or converted:
-        overrides["data"] = str(options.data or options.path.parent)
-    if not options.path.is_file():
-        raise UserError(f"no such checkpoint: {options.path}")
-    state = read_trusted(options.path, overrides)
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(options.path)], state=state)
+        overrides["data"] = str(options.data or options.checkpoint.parent)
+    if not options.checkpoint.is_file():
+        raise UserError(f"no such checkpoint: {options.checkpoint}")
+    state = read_trusted(options.checkpoint, overrides)
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(options.checkpoint)], state=state)
     if not hasattr(task, "read_dataset"):
-        raise UserError(f"{options.path} was trained on {type(task).__name__}, not on question_answering")
+        raise UserError(f"{options.checkpoint} was trained on {type(task).__name__}, not on question_answering")
     device = "cuda" if torch.cuda.is_available() and not options.cpu else "cpu"
     return models[0].eval().to(device), task
 

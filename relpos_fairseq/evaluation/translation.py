@@ -87,7 +87,7 @@ def check_set(path: Path, target: Target, subset: str | None, targets: dict[int,
     if subset and target.subset and subset != target.subset:
         raise UserError(
             f"{path} is fairseq-generate's output of --gen-subset {subset}, and is to be compared with the set "
-            f"{target.subset}: give --set {subset}"
+            f"{target.subset}: give --split {subset}"
         )
     known = {n: text for n, text in targets.items() if n < len(target.references[0])}
     letters = [
@@ -98,7 +98,7 @@ def check_set(path: Path, target: Target, subset: str | None, targets: dict[int,
     if 2 * other > len(letters):
         raise UserError(
             f"{path}: {other:,} of its {len(letters):,} targets (T- lines) are not the reference's sentences: it is "
-            f"the output of another test set (--set, --reference), or its words were cut otherwise (--tokenizer, "
+            f"the output of another test set (--split, --reference), or its words were cut otherwise (--tokenizer, "
             f"--units)"
         )
 
@@ -139,7 +139,7 @@ def read_reference(paths: list[Path], language: str | None, tokenizer: str | Non
         UserError: their language is not said, or they have different numbers of lines.
     """
     if not language:
-        raise UserError("--reference needs --language, say de")
+        raise UserError("--reference needs --target-lang, say de")
     references = [list(read_lines(path)) for path in paths]
     for path, lines in zip(paths, references, strict=True):
         if len(lines) != len(references[0]):

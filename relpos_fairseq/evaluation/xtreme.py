@@ -183,7 +183,7 @@ def evaluate_questions(
         asked = replace(
             options.answering,
             files=list(files.values()),
-            path=checkpoint,
+            checkpoint=checkpoint,
             data=options.answering.data or options.qa_data,
             metric=options.answering.metric or QA_METRICS[data_set],
             cpu=options.cpu or options.answering.cpu,

@@ -49,7 +49,7 @@ def translate_file(args: Any, open_translator: Callable[..., Translator]) -> Non
     )
     show = _show_json if args.jsonl else _show_scores if args.scores or args.nbest > 1 else _show
     languages = args.source_lang, args.target_lang
-    translator = open_translator(args.model, args.data, args.cpu, args.quantization, languages)
+    translator = open_translator(args.checkpoint, args.data, args.cpu, args.quantization, languages)
     with writer(args.out) as write:
         for one in translate(translator, lines_of(args.file), search, batching):
             for line in show(one):

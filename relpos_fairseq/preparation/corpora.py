@@ -28,7 +28,7 @@ class PublishedCorpus:
     archive: RemoteFile
     members: dict[str, str]  # each split's file in the archive; only "text" where there are no splits
     level: str  # the level at which it is usually read
-    split: str | None = None  # the usual --split of its one text; None where the archive has splits
+    split: str | None = None  # the usual --shares of its one text; None where the archive has splits
 
 
 def wikitext(name: str, sha256: str) -> PublishedCorpus:

@@ -172,14 +172,14 @@ class GluePreparation(Preparation):
         }
 
     def stages(self) -> list[Stage]:
-        args, vocabulary = self.args, Vocabulary(self.args.tokenizer)
+        args, vocabulary = self.args, Vocabulary(self.args.tokenizer_folder)
         options = {"max_length": args.max_length, "on_bad_row": args.on_bad_row}
         how = options | {"workers": args.workers}
         stages = []
         for task in self.tasks:
             folder = self.folders[task.name]
             run = partial(write_task, task, args.glue, folder, vocabulary, how)
-            read = [*self.paths[task.name], *tokenizer_files(args.tokenizer)]
+            read = [*self.paths[task.name], *tokenizer_files(args.tokenizer_folder)]
             stages.append(Stage(task.name, run, read, [folder], options))
         return stages
 
@@ -202,7 +202,7 @@ class GluePreparation(Preparation):
 
     def text_lines(self) -> dict[str, TextLines]:
         """Return the first sentences of every task's training examples."""
-        args, text = self.args, TokenizerText(self.args.tokenizer)
+        args, text = self.args, TokenizerText(self.args.tokenizer_folder)
         found = {}
         for task in self.tasks:
             examples = read_examples(sources_of(task, args.glue)["train"], task, args.on_bad_row, Counter())

@@ -37,7 +37,7 @@ def parse_fractions(text: str) -> list[Fraction]:
         fractions = []
     if len(fractions) not in (2, 3) or min(fractions) <= 0 or sum(fractions) != 1:
         raise UserError(
-            "--split must be two or three positive numbers with the sum 1 (train, valid, test), "
+            "--shares must be two or three positive numbers with the sum 1 (train, valid, test), "
             f"such as 0.9,0.05,0.05; got {text}"
         )
     return fractions
@@ -65,7 +65,7 @@ def split_text(
     for path, size in zip(outputs, sizes, strict=True):
         if size < 1:
             unit = "characters" if exact else "lines"
-            raise UserError(f"--split leaves {path.stem} empty: the text has {total:,} {unit}")
+            raise UserError(f"--shares leaves {path.stem} empty: the text has {total:,} {unit}")
     parts = read_text(paths, level, on_bad_line)
     with open_together(*outputs) as files:
         for place, part in place_parts(parts, ends, exact):
@@ -90,7 +90,7 @@ def place_parts(parts: Iterator[Part], ends: Sequence[int], exact: bool) -> Iter
         done += size_of(part) if exact else 1
 
 
-SENTENCEPIECE = ("model_type", "vocab_size", "character_coverage", "byte_fallback", "sample_lines", "seed")
+SENTENCEPIECE = ("model_type", "vocab_size", "character_coverage", "byte_fallback", "seed")
 VERSION = 2  # to be raised when the result for the same input and options changes
 COLUMNS = ("tokens", "lines", "words", "characters", "bytes", "unknown", "documents")
 ENCODE = "encode-"  # begins the name of the stage of a split
@@ -112,9 +112,9 @@ class LmPreparation(Preparation):
         given = {split: getattr(args, split) for split in SPLITS if getattr(args, split)}
         if sum((bool(given), bool(args.text), bool(args.corpus))) != 1:
             raise UserError("give either --train/--valid/--test, or --text, or --corpus")
-        split = args.split or (corpus.split if corpus else None)
+        split = args.shares or (corpus.split if corpus else None)
         if bool(split) != (bool(args.text) or bool(corpus and corpus.split)):
-            raise UserError("--split and --text belong together")
+            raise UserError("--shares and --text belong together")
         if split:
             self.fractions = parse_fractions(split)
         if "train" not in given and given and not args.dict and self.level != "byte":
@@ -219,7 +219,7 @@ class LmPreparation(Preparation):
             load_sentencepiece(given)
             self.add("sentencepiece", lambda: copy_file(given, model), [given], [model], {})
             return
-        options = {name: getattr(args, name) for name in SENTENCEPIECE}
+        options = {name: getattr(args, name) for name in SENTENCEPIECE} | {"sample_lines": args.learn_lines}
 
         def run() -> dict[str, int]:
             return train_sentencepiece(model, read_text(train, self.level, args.on_bad_line), options)

@@ -86,9 +86,9 @@ class MlmPreparation(Preparation):
             tokenizer = tokenizer_files(self.tokenizer)
         else:
             read = [self.counts_file, *(source.path for source in sources if source.split == "train")]
-            chosen = {"sentences": args.tokenizer_sentences, "alpha": args.alpha, "seed": args.seed}
-            names = ("tokenizer", "vocab_size", "lowercase", "character_coverage")
-            trained = {name: getattr(args, name) for name in names}
+            chosen = {"sentences": args.learn_lines, "alpha": args.alpha, "seed": args.seed}
+            names = ("vocab_size", "lowercase", "character_coverage")
+            trained = {"tokenizer": args.train_tokenizer} | {name: getattr(args, name) for name in names}
             stages += [
                 Stage("sample", self.sample, read, [self.text], reading | chosen),
                 Stage("tokenizer", self.train_tokenizer, [self.text], [self.tokenizer], trained),
@@ -126,7 +126,7 @@ class MlmPreparation(Preparation):
     def sample(self) -> dict[str, int]:
         """Write the text that the tokenizer is trained on: every language by its share raised to alpha."""
         sentences = self.sentences()
-        wanted = min(self.args.tokenizer_sentences, sum(sentences.values()))
+        wanted = min(self.args.learn_lines, sum(sentences.values()))
         factors = {
             language: share * wanted / sentences[language]
             for language, share in shares(sentences, self.args.alpha).items()
@@ -139,7 +139,7 @@ class MlmPreparation(Preparation):
                         counts[source.language] += 1
                         file.write(f"{line}\n")
         if not counts:
-            raise UserError("--tokenizer-sentences is too small: no sentence was sampled")
+            raise UserError("--learn-lines is too small: no sentence was sampled")
         return dict(counts)
 
     def _sampled(self, source: TextFile, factor: float) -> Iterator[str]:
@@ -161,7 +161,7 @@ class MlmPreparation(Preparation):
             options["character_coverage"] = args.character_coverage
         with atomic_folder(self.tokenizer) as temporary:
             trained = train_tokenizer(
-                args.tokenizer, temporary, vocab_size=args.vocab_size, files=[self.text], **options
+                args.train_tokenizer, temporary, vocab_size=args.vocab_size, files=[self.text], **options
             )
         return {"symbols": len(trained.symbols)}
 

@@ -24,18 +24,18 @@ VOCABULARY_SIZE = 8000
 
 def check_qa(args: argparse.Namespace) -> None:
     """Raise an error for options that contradict each other."""
-    if bool(args.tokenizer) == bool(args.train_tokenizer):
-        raise UserError("give either --tokenizer FOLDER or --train-tokenizer KIND")
-    if args.tokenizer and (args.lowercase or args.vocab_size is not None):
+    if bool(args.tokenizer_folder) == bool(args.train_tokenizer):
+        raise UserError("give either --tokenizer-folder FOLDER or --train-tokenizer KIND")
+    if args.tokenizer_folder and (args.lowercase or args.vocab_size is not None):
         option = "lowercase" if args.lowercase else "vocab-size"
-        raise UserError(f"--{option} needs --train-tokenizer: --tokenizer is taken as it is")
+        raise UserError(f"--{option} needs --train-tokenizer: --tokenizer-folder is taken as it is")
     if bool(args.valid) == (args.train_articles is not None):
         raise UserError("give either --valid FILES or --train-articles N")
     if args.train_articles is not None and args.train_articles < 1:
         raise UserError(f"--train-articles must be 1 or more, got {args.train_articles}")
-    if args.tokenizer and not (args.tokenizer / "dict.txt").is_file():
+    if args.tokenizer_folder and not (args.tokenizer_folder / "dict.txt").is_file():
         raise UserError(
-            f"no {args.tokenizer / 'dict.txt'}: put the dictionary of the model that will be "
+            f"no {args.tokenizer_folder / 'dict.txt'}: put the dictionary of the model that will be "
             f"fine-tuned beside its tokenizer"
         )
     made = tokenizer_names(args)
@@ -51,8 +51,8 @@ def check_qa(args: argparse.Namespace) -> None:
 
 def tokenizer_names(args: argparse.Namespace) -> list[str]:
     """Return the names of the tokenizer's files that will be copied or trained."""
-    if args.tokenizer:
-        return [path.name for path in tokenizer_files(args.tokenizer)]
+    if args.tokenizer_folder:
+        return [path.name for path in tokenizer_files(args.tokenizer_folder)]
     pieces = args.train_tokenizer == "sentencepiece"
     return ["sentencepiece.model" if pieces else "tokenizer.json", "dict.txt"]
 
@@ -80,8 +80,8 @@ class QaPreparation(Preparation):
         splits = list(self.splits.values())
         names = tokenizer_names(args)
         made = [args.out / name for name in names]
-        if args.tokenizer:
-            given = [args.tokenizer / name for name in names]
+        if args.tokenizer_folder:
+            given = [args.tokenizer_folder / name for name in names]
             tokenizer = Stage("tokenizer", lambda: self.copy_tokenizer(given), given, made, keeps=True)
         else:
             size = args.vocab_size or VOCABULARY_SIZE
@@ -108,7 +108,7 @@ class QaPreparation(Preparation):
 
     def copy_tokenizer(self, files: Sequence[Path]) -> dict:
         """Copy the user's tokenizer, once it is known to be one."""
-        tokenizer = load_tokenizer(self.args.tokenizer)
+        tokenizer = load_tokenizer(self.args.tokenizer_folder)
         for path in files:
             copy_file(path, self.out / path.name)
         return {"kind": tokenizer.kind, "pieces": len(tokenizer.symbols)}

@@ -180,7 +180,7 @@ LEVELS = ("word", "sentencepiece", "char", "byte")
 DOCUMENTS = ("none", "blank", "heading")
 SPLITS = ("train", "valid", "test")
 MODEL_TYPES = ("unigram", "bpe")
-COUNTS = ("threshold", "words", "padding_factor", "vocab_size", "sample_lines", "shards", "workers")
+COUNTS = ("threshold", "words", "padding_factor", "vocab_size", "learn_lines", "shards", "workers")
 
 
 def check_lm(args: argparse.Namespace, level: str) -> None:
@@ -207,7 +207,7 @@ LEAST_TOKENS = 8  # of a block
 NAMED = re.compile(r"(?P<language>[A-Za-z][\w-]{0,15})=(?P<path>.+)")
 NO_LANGUAGE = "text"
 HOLD_OUT = 0.01
-TOKENIZER_DEFAULTS = {"tokenizer": "bpe", "vocab_size": 50_000, "tokenizer_sentences": 10_000_000}
+TOKENIZER_DEFAULTS = {"train_tokenizer": "bpe", "vocab_size": 50_000, "learn_lines": 10_000_000}
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def _refuse_unused(args: argparse.Namespace) -> None:
 
 def _check_values(args: argparse.Namespace) -> None:
     """Raise an error for values out of range, and options of other tokenizers."""
-    least = {"vocab_size": 5, "tokenizer_sentences": 1, "shards": 1, "workers": 1, "seed": 0}
+    least = {"vocab_size": 5, "learn_lines": 1, "shards": 1, "workers": 1, "seed": 0}
     least["tokens_per_sample"] = LEAST_TOKENS
     for name, low in least.items():
         if (value := getattr(args, name)) < low:
@@ -276,10 +276,10 @@ def _check_values(args: argparse.Namespace) -> None:
     if not 0 < args.hold_out < 1:
         raise UserError(f"--hold-out must be between 0 and 1 where there is no --valid, got {args.hold_out}")
     trained = args.tokenizer_folder is None
-    if args.lowercase and not (trained and args.tokenizer == "wordpiece"):
-        raise UserError("--lowercase belongs to --tokenizer wordpiece, which is not trained")
-    if args.character_coverage and not (trained and args.tokenizer == "sentencepiece"):
-        raise UserError("--character-coverage belongs to --tokenizer sentencepiece, which is not trained")
+    if args.lowercase and not (trained and args.train_tokenizer == "wordpiece"):
+        raise UserError("--lowercase belongs to --train-tokenizer wordpiece, which is not trained")
+    if args.character_coverage and not (trained and args.train_tokenizer == "sentencepiece"):
+        raise UserError("--character-coverage belongs to --train-tokenizer sentencepiece, which is not trained")
 
 
 def _sources(split: str, names: Sequence[str]) -> list[TextFile]:
@@ -306,7 +306,7 @@ def check_glue(args: argparse.Namespace) -> None:
         raise UserError(f"--max-length must be 0 or at least {least}, got {args.max_length}")
     if args.workers < 1:
         raise UserError(f"--workers must be at least 1, got {args.workers}")
-    if not args.text and not (args.tokenizer and args.out):
-        raise UserError("give --tokenizer and --out, or --text")
+    if not args.text and not (args.tokenizer_folder and args.out):
+        raise UserError("give --tokenizer-folder and --out, or --text")
     if not args.glue.is_dir():
         raise UserError(f"there is no folder {args.glue}: give the one with GLUE's tasks")

@@ -23,7 +23,7 @@ from relpos_fairseq.benchmarks.attention import _compared
 from relpos_fairseq.benchmarks.candidates import LayerCandidate, NoPositions, SchemeCandidate, runner
 from relpos_fairseq.benchmarks.workload import AttentionSetting, draw_heads, schemes_for
 
-TINY = ["--heads", "2", "--head-dim", "8", "--clip", "3", "--rounds", "2", "--seconds", "1"]
+TINY = ["--heads", "2", "--head-dim", "8", "--position-clip-distance", "3", "--rounds", "2", "--seconds", "1"]
 TINY += ["--threads", str(torch.get_num_threads())]
 CPU = torch.device("cpu")
 
@@ -52,7 +52,7 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Every mode gives a cell; the tables go where they are asked to."""
     path, picture = tmp_path / "README.md", tmp_path / "plot.svg"
     path.write_text("# Numbers\n")
-    command = [*TINY, "--lengths", "20,8", "--tokens", "40", "--schemes", "none,m4,tupe"]
+    command = [*TINY, "--lengths", "20,8", "--max-tokens", "40", "--schemes", "none,m4,tupe"]
     command += ["--modes", "train,forward,decode,memory", "--naive"]
     command += ["--csv", str(tmp_path / "rows.csv"), "--write", str(path)]
     assert benchmark([*command, "--plot", str(picture)]) == 0
@@ -78,12 +78,12 @@ def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         return honest(runs, *rest)
 
     monkeypatch.setattr(measurement, "time_in_turns", counted)
-    command = [*TINY, "--lengths", "12", "--tokens", "12", "--schemes", "m4", "--csv", str(path)]
+    command = [*TINY, "--lengths", "12", "--max-tokens", "12", "--schemes", "m4", "--csv", str(path)]
     assert benchmark([*command, "--modes", "train"]) == 0
     for more, measured in (
         (["--modes", "train"], 0),
         (["--modes", "train,forward"], 1),
-        (["--modes", "train", "--clip", "2"], 1),
+        (["--modes", "train", "--position-clip-distance", "2"], 1),
         (["--modes", "train", "--schemes", "m4,t5"], 1),
     ):
         before = len(calls)
@@ -104,7 +104,7 @@ def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
 def test_each_command_has_its_section(tmp_path: Path) -> None:
     """Other lengths, modes and backends do not write over the tables that a page has."""
     path = tmp_path / "page.md"
-    command = [*TINY, "--tokens", "12", "--schemes", "m4", "--write", str(path)]
+    command = [*TINY, "--max-tokens", "12", "--schemes", "m4", "--write", str(path)]
     for number, more in enumerate(
         (
             ["--lengths", "12"],
@@ -123,7 +123,7 @@ def test_each_command_has_its_section(tmp_path: Path) -> None:
 def test_backends_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """A row each, held against fp64 each; what `auto` took is said, and is in the file."""
     path = tmp_path / "rows.csv"
-    command = [*TINY, "--lengths", "40", "--tokens", "40", "--schemes", "none,m4,shaw", "--csv"]
+    command = [*TINY, "--lengths", "40", "--max-tokens", "40", "--schemes", "none,m4,shaw", "--csv"]
     command += [str(path), "--modes", "forward", "--backends", "auto,blocked", "--rounds", "1"]
     assert benchmark(command) == 0
     out = capsys.readouterr().out
@@ -137,7 +137,7 @@ def test_backends_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture) ->
 
 def test_a_whole_layer(capsys: pytest.CaptureFixture) -> None:
     """The layer's table says that it is one."""
-    command = [*TINY, "--lengths", "12", "--tokens", "24", "--schemes", "shaw", "--layer"]
+    command = [*TINY, "--lengths", "12", "--max-tokens", "24", "--schemes", "shaw", "--layer"]
     assert benchmark([*command, "--modes", "train,forward,memory", "--unclipped"]) == 0
     out = capsys.readouterr().out
     assert "a BERT layer" in out and "unclipped" in out and out.count("| shaw |") == 3
@@ -168,7 +168,7 @@ def test_bad_flags(flags: list[str], message: str, capsys: pytest.CaptureFixture
 def test_needs_torch_alone() -> None:
     """Without fairseq, tqdm and what else a training environment has, it runs."""
     blocked = "fairseq", "omegaconf", "hydra", "sacrebleu", "tqdm", "matplotlib", "pandas"
-    command = [*TINY, "--lengths", "12", "--tokens", "12", "--schemes", "m4"]
+    command = [*TINY, "--lengths", "12", "--max-tokens", "12", "--schemes", "m4"]
     program = (
         f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"
         "from relpos_fairseq.cli.main import main\n"
@@ -200,7 +200,7 @@ def test_what_is_wrong_is_not_timed(
 ) -> None:
     """What errs, be it in the last rows of a long call, is named, and no time is printed."""
     monkeypatch.setattr(candidates, "attend", wrong_rows(start, factor))
-    command = [*TINY, "--lengths", "300", "--tokens", "300", "--schemes", "m4"]
+    command = [*TINY, "--lengths", "300", "--max-tokens", "300", "--schemes", "m4"]
     assert benchmark(command) == 2
     captured = capsys.readouterr()
     assert "error: m4 at length 300" in captured.err and " ms " not in captured.out
@@ -353,7 +353,7 @@ def test_a_compiler_that_fails_is_a_remark(monkeypatch: pytest.MonkeyPatch, caps
         raise RuntimeError("no C++ compiler\nat all")
 
     monkeypatch.setattr(candidates.Flex, "__call__", fails)
-    command = [*TINY, "--lengths", "12", "--tokens", "12", "--schemes", "m4,m3", "--flex"]
+    command = [*TINY, "--lengths", "12", "--max-tokens", "12", "--schemes", "m4,m3", "--flex"]
     assert benchmark([*command, "--modes", "forward"]) == 0
     out = capsys.readouterr().out
     assert "- m4, FlexAttention: not compiled on this machine: no C++ compiler\n" in out
@@ -374,7 +374,7 @@ def test_flex_is_compiled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         return out
 
     monkeypatch.setattr(candidates.Flex, "__call__", kept)
-    command = [*TINY, "--head-dim", "16", "--lengths", "40", "--tokens", "40", "--flex"]
+    command = [*TINY, "--head-dim", "16", "--lengths", "40", "--max-tokens", "40", "--flex"]
     status = benchmark([*command, "--schemes", "m4", "--modes", "forward", "--causal"])
     out, err = capsys.readouterr()
     if "not compiled on this machine" in out:

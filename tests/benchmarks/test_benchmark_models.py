@@ -47,8 +47,8 @@ def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     page.write_text("# Numbers\n")
     for number in range(2):
         benchmark(
-            [*ONCE, "--parts", "translation", "--size", "tiny", "--schemes", "shaw,m4", "--rows"]
-            + ["2", "--length", "4", "--vocabulary", "40", "--beam", "2", "--write", str(page)]
+            [*ONCE, "--parts", "translation", "--size", "tiny", "--schemes", "shaw,m4", "--batch-size"]
+            + ["2", "--length", "4", "--vocab-size", "40", "--beam", "2", "--write", str(page)]
             + ["--csv", str(tmp_path / f"{number}.csv"), "--plot", str(tmp_path / "bars.png")]
         )
     text, out = page.read_text(), capsys.readouterr().out
@@ -67,9 +67,9 @@ def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
 def test_backends_side_by_side(tmp_path: Path) -> None:
     """A row each in both parts."""
     page = tmp_path / "page.md"
-    flags = [*ONCE, "--size", "tiny", "--rows", "2", "--length", "4", "--vocabulary", "40"]
-    flags += ["--beam", "2", "--width", "16", "--ffn", "32", "--heads", "2", "--clip", "3"]
-    flags += ["--tokens", "9", "--lengths", "9", "--modes", "train", "--peers", "none"]
+    flags = [*ONCE, "--size", "tiny", "--batch-size", "2", "--length", "4", "--vocab-size", "40"]
+    flags += ["--beam", "2", "--width", "16", "--ffn", "32", "--heads", "2", "--position-clip-distance", "3"]
+    flags += ["--max-tokens", "9", "--lengths", "9", "--modes", "train", "--peers", "none"]
     flags += ["--schemes", "none,shaw", "--backends", "auto,blocked", "--write", str(page)]
     benchmark(flags)
     lines = page.read_text().splitlines()
@@ -90,8 +90,8 @@ def test_the_baseline_of_a_handful(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     What the optimizer and the loss gain has rows of its own, in training alone.
     """
     monkeypatch.setattr(models, "TOGETHER", 1)
-    flags = [*ONCE, "--parts", "translation", "--size", "tiny", "--rows", "2", "--beam", "2"]
-    flags += ["--length", "4", "--vocabulary", "40", "--schemes", "t5,alibi"]
+    flags = [*ONCE, "--parts", "translation", "--size", "tiny", "--batch-size", "2", "--beam", "2"]
+    flags += ["--length", "4", "--vocab-size", "40", "--schemes", "t5,alibi"]
     benchmark([*flags, "--csv", str(tmp_path / "rows.csv")])
     rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
     names = {mode: [r["name"] for r in rows if r["column"] == mode] for mode in models.MODES}
@@ -130,7 +130,7 @@ def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """What the file has of the same setting is not measured again; another setting is."""
     path = tmp_path / "rows.csv"
     flags = [*ONCE, "--parts", "layers", "--peers", "none", "--width", "16", "--ffn", "32"]
-    flags += ["--heads", "2", "--tokens", "6", "--csv", str(path), "--modes", "train,forward"]
+    flags += ["--heads", "2", "--max-tokens", "6", "--csv", str(path), "--modes", "train,forward"]
     benchmark([*flags, "--lengths", "3", "--schemes", "t5"])
     before = path.read_text()
     measured = []
@@ -138,7 +138,7 @@ def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(models, "timed_rows", lambda column, *rest: measured.append(column) or honest(column, *rest))
     benchmark([*flags, "--resume", "--lengths", "3,2", "--schemes", "t5"])
     assert measured == ["train 2", "forward 2"] and path.read_text().startswith(before)
-    benchmark([*flags, "--resume", "--lengths", "3", "--schemes", "t5", "--tokens", "9"])
+    benchmark([*flags, "--resume", "--lengths", "3", "--schemes", "t5", "--max-tokens", "9"])
     assert measured[2:] == ["train 3", "forward 3"]
 
 
@@ -167,7 +167,7 @@ def test_sentences_are_padded_on_fairseqs_sides() -> None:
 def test_layers_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Every library that is installed has a row; the others are named."""
     pytest.importorskip("transformers")
-    sizes = ["--width", "16", "--ffn", "32", "--heads", "2", "--clip", "3", "--tokens", "18"]
+    sizes = ["--width", "16", "--ffn", "32", "--heads", "2", "--position-clip-distance", "3", "--max-tokens", "18"]
     benchmark(
         [*ONCE, "--parts", "layers", "--schemes", "none,learned,shaw,tupe", "--lengths", "9,5"]
         + [*sizes, "--csv", str(tmp_path / "rows.csv")]
@@ -227,7 +227,7 @@ def test_peers_have_our_sizes(peer) -> None:
         (["--parts", "layer"], "--parts must be of translation, layers, got layer"),
         (["--parts", "layers", "--modes", "generate"], "--parts layers has the modes train"),
         (["--schemes", "m5"], "unknown position scheme 'm5'"),
-        (["--rows", "0"], "--rows must be >= 1, got 0"),
+        (["--batch-size", "0"], "--batch-size must be >= 1, got 0"),
         (["--width", "20", "--heads", "3"], "--width 20 must be a multiple of --heads 3"),
         (["--peers", "keras"], "--peers must be of fairseq, transformers"),
         (["--backends", "fast"], "--backends must be of auto, reference, sdpa, blocked, native"),

@@ -31,7 +31,7 @@ def checkpoint(folder, kind: str):
 @pytest.mark.parametrize("kind", ["language_modeling", "segment_language_modeling"])
 def test_rows(kind, tmp_path, capsys):
     """The prompt is longer than a segment; two rows at a time."""
-    options = ("--prompt", 25, "--symbols", 60, "--rows", 2, "--rounds", 1)
+    options = ("--prompt-tokens", 25, "--tokens", 60, "--batch-size", 2, "--rounds", 1)
     assert relpos("benchmark", "sampling", checkpoint(tmp_path, kind), *options) == 0
     rows = [line.strip("| ").split("|") for line in capsys.readouterr().out.splitlines() if re.search(r"\d\.\d", line)]
     names = ["relpos sample fp32", "transformers fp32", "relpos sample int8", "transformers int8"]
@@ -40,5 +40,5 @@ def test_rows(kind, tmp_path, capsys):
 
 
 def test_what_is_too_little_is_named(tmp_path, capsys):
-    assert relpos("benchmark", "sampling", tmp_path / "x.pt", "--symbols", 1) == 2
-    assert "--symbols must be >= 2, got 1" in capsys.readouterr().err
+    assert relpos("benchmark", "sampling", tmp_path / "x.pt", "--tokens", 1) == 2
+    assert "--tokens must be >= 2, got 1" in capsys.readouterr().err

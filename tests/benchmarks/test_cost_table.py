@@ -14,7 +14,7 @@ from relpos_fairseq.benchmarks import costs, measurement
 from relpos_fairseq.benchmarks.whole_models import MaskedLMSetting, count_parameters, masked_lm
 
 FEW = ["--rounds", "1", "--threads", str(torch.get_num_threads()), "--layers", "1"]
-FEW += ["--lengths", "8", "--batch", "1", "--vocabulary", "20"]
+FEW += ["--lengths", "8", "--batch-size", "1", "--vocab-size", "20"]
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def test_a_small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(costs, "BERT_WORDS", 50)
     monkeypatch.setattr(costs, "TOGETHER", 2)
     page = tmp_path / "page.md"
-    flags = ["--model", "small", "--schemes", "none,learned,shaw,tupe,rel_scalar", *FEW]
+    flags = ["--size", "small", "--schemes", "none,learned,shaw,tupe,rel_scalar", *FEW]
     flags += ["--backends", "auto,blocked", "--fit", "1"]
     flags += ["--csv", str(tmp_path / "rows.csv"), "--write", str(page)]
     assert relpos("benchmark", "costs", *flags) == 0
@@ -54,7 +54,7 @@ def test_the_baseline_is_always_timed(
     """`learned` is timed even where it is not listed; other schemes are relative to it."""
     monkeypatch.setattr(costs, "BERT_WORDS", 50)
     path = tmp_path / "rows.csv"
-    flags = ["--model", "small", "--schemes", "m2", "--clip", "4", "--csv", str(path), *FEW]
+    flags = ["--size", "small", "--schemes", "m2", "--position-clip-distance", "4", "--csv", str(path), *FEW]
     assert relpos("benchmark", "costs", *flags) == 0
     text = capsys.readouterr().out
     assert "clip 4" in text and "| `m2` | 36 | " in text  # 4 layers, 2 * 4 + 1 distances
@@ -75,9 +75,9 @@ def test_counts_of_the_whole_model() -> None:
     ("flags", "message"),
     [
         (["--lengths", "a"], "--lengths must be whole numbers separated by commas, got a"),
-        (["--layers", "13"], "--layers must be <= 12 with --model base, got 13"),
-        (["--batch", "0"], "--batch must be >= 1, got 0"),
-        (["--vocabulary", "3"], "--vocabulary must be >= 8, got 3"),
+        (["--layers", "13"], "--layers must be <= 12 with --size base, got 13"),
+        (["--batch-size", "0"], "--batch-size must be >= 1, got 0"),
+        (["--vocab-size", "3"], "--vocab-size must be >= 8, got 3"),
         (["--schemes", "learned,m7"], "unknown position scheme 'm7'"),
     ],
 )

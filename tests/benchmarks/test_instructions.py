@@ -16,7 +16,7 @@ from relpos_fairseq.benchmarks import workload
 from relpos_fairseq.io.child import command_of
 
 X86 = workload.platform.machine().lower() in workload.X86
-TINY = "--heads 2 --head-dim 8 --clip 3 --lengths 200 --batch 1 --schemes m4 --rounds 1".split()
+TINY = "--heads 2 --head-dim 8 --position-clip-distance 3 --lengths 200 --batch-size 1 --schemes m4 --rounds 1".split()
 
 
 @pytest.mark.parametrize("name", workload.SETS)

@@ -67,7 +67,7 @@ def test_translation(corpus: cli.Corpus, whole: Path, tmp_path: Path, sides: tup
     said = cli.train(corpus, tmp_path, *start, *STILL[:2], "--max-update", "2", "--disable-validation")
     assert f"Loaded checkpoint {path} (epoch 1 @ 1 updates)" in said
     mean, text = tmp_path / "mean.pt", tmp_path / "some.src"
-    assert cli.relpos("average", "--inputs", path, path, "--output", mean) == 0
+    assert cli.relpos("average", path, path, "--out", mean) == 0
     assert cli.scores(cli.generate(corpus, mean)) == expected
     text.write_text("w1 w2\n")
     assert cli.relpos("translate", mean, text, "--max-len-b", "5", "--cpu") == 0

@@ -474,7 +474,7 @@ def test_code_in_a_checkpoint_is_refused_and_named(corpus, checkpoint, tmp_path,
                 cli.generate(corpus, path)
         message = str(caught.value)
     else:
-        rest = ("--inputs", path, "--output") if tool == "average" else (path, "--to", "m4", "--out")
+        rest = (path, "--out") if tool == "average" else (path, "--to", "m4", "--out")
         assert cli.relpos(tool, *rest, tmp_path / "out") == 2
         message = capsys.readouterr().err.strip()
     assert f"{path} holds code or objects (posix.mkdir)" in message and "was refused" in message

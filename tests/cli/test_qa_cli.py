@@ -98,7 +98,7 @@ def test_scores_do_not_depend_on_batches(data, trained):
 def test_answers_are_those_of_the_evaluation(data, trained, tmp_path, capsys):
     """`relpos answer` on one context is `evaluate qa` on its questions; text/ is enough."""
     path, _ = trained
-    assert script("evaluate", "qa", data / "few.json", "--path", path, "--out", tmp_path)[0] == 0
+    assert script("evaluate", "qa", data / "few.json", "--checkpoint", path, "--out", tmp_path)[0] == 0
     expected = json.loads((tmp_path / "predictions.json").read_text())
     [paragraph, *_] = json.loads((data / "few.json").read_text())["data"][0]["paragraphs"]
     asked = [entry["question"] for entry in paragraph["qas"]]
@@ -123,7 +123,7 @@ def test_scripts_agree_with_validation(data, trained, tmp_path):
     path, _ = trained
     logged = numbers(validate(data, path), "valid")
     out = tmp_path / "out"
-    common = ("--path", path, "--data", data, "--cpu", "--max-tokens", "700")
+    common = ("--checkpoint", path, "--data", data, "--cpu", "--max-tokens", "700")
     status, printed = script("evaluate", "qa", data / "valid.json", *common, "--out", out)
     assert status == 0, printed
     found = json.loads((out / "results.json").read_text())["valid"]
@@ -172,7 +172,7 @@ def test_several_files_make_a_table(data, trained, tmp_path):
         data / "valid.json",
         data / "few.json",
         tydi,
-        "--path",
+        "--checkpoint",
         path,
         "--data",
         data,
@@ -189,7 +189,7 @@ def test_several_files_make_a_table(data, trained, tmp_path):
 
 def test_an_interrupted_evaluation_goes_on(data, trained, tmp_path, monkeypatch):
     """What is answered is not computed again; other options start over; the files are equal."""
-    asked = (data / "valid.json", data / "few.json", "--path", trained[0], "--data", data, "--cpu")
+    asked = (data / "valid.json", data / "few.json", "--checkpoint", trained[0], "--data", data, "--cpu")
     asked += ("--max-tokens", "100")
     assert script("evaluate", "qa", *asked, "--out", tmp_path / "whole")[0] == 0
     whole, span_logits, calls = contents(tmp_path / "whole"), questions.span_logits, []
@@ -359,7 +359,7 @@ def test_a_converted_model_answers_as_it_did(tmp_path):
     model = converted_bert(tmp_path, "BertForQuestionAnswering", 128)
     path = make_file(tmp_path / "questions.json", 3, 1)
     converted = tmp_path / "ours" / "model.pt"
-    status, printed = script("evaluate", "qa", path, "--path", converted, "--out", tmp_path / "out")
+    status, printed = script("evaluate", "qa", path, "--checkpoint", converted, "--out", tmp_path / "out")
     assert status == 0, printed
     found = json.loads((tmp_path / "out" / "nbest.json").read_text())
     shutil.copy(path, tmp_path / "ours" / "valid.json")
@@ -389,7 +389,7 @@ def test_a_converted_bert_is_fine_tuned(tmp_path):
         tmp_path / "train.json",
         "--valid",
         tmp_path / "valid.json",
-        "--tokenizer",
+        "--tokenizer-folder",
         tmp_path / "ours",
         "--out",
         tmp_path / "data",
@@ -437,7 +437,7 @@ def test_a_conversion_keeps_the_options_of_its_task(data, tmp_path):
     assert after == before | {"data": "."}
     names = ("doc_stride", "null_threshold", "max_answer_length")
     assert [after[name] for name in names] == [10, 1.5, 7]
-    asked = (data / "few.json", "--path", out / "model.pt", "--out", tmp_path / "answers", "--cpu")
+    asked = (data / "few.json", "--checkpoint", out / "model.pt", "--out", tmp_path / "answers", "--cpu")
     status, printed = script("evaluate", "qa", *asked)
     assert status == 0, printed
 
@@ -483,14 +483,17 @@ def test_wrong_data_folder(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["q.json"], "give either --path CHECKPOINT or --predictions"),
-        (["q.json", "--path", "p"], "give --out"),
-        (["q.json", "--path", "absent.pt", "--out", "o"], "--path absent.pt does not exist: give a file that does"),
+        (["q.json"], "give either --checkpoint FILE or --predictions"),
+        (["q.json", "--checkpoint", "p"], "give --out"),
+        (
+            ["q.json", "--checkpoint", "absent.pt", "--out", "o"],
+            "--checkpoint absent.pt does not exist: give a file that does",
+        ),
         (["q.json", "q.json", "--predictions", "p"], "belongs to one file"),
-        (["q.json", "--predictions", "p", "--n-best", "2"], "--n-best needs --path"),
+        (["q.json", "--predictions", "p", "--n-best", "2"], "--n-best needs --checkpoint"),
         (["q.json", "--predictions", "p", "--na-prob-thresh", "0"], "needs --null-odds"),
-        (["q.json", "--path", "p", "--null-odds", "p"], "--null-odds needs --predictions"),
-        (["q.json", "--path", "p", "--max-tokens", "0"], "--max-tokens must be >= 1, got 0"),
+        (["q.json", "--checkpoint", "p", "--null-odds", "p"], "--null-odds needs --predictions"),
+        (["q.json", "--checkpoint", "p", "--max-tokens", "0"], "--max-tokens must be >= 1, got 0"),
         (["x.json", "--predictions", "p"], "files x.json does not exist: give a file that does"),
         (["q.json", "--predictions", "n.json"], "n.json is not the JSON that is expected (0-0 is [{"),
         (["q.json", "--predictions", "a.json", "--null-odds", "o.json"], "o.json lacks 1 of the ids of a.json: 0-1"),
@@ -528,7 +531,7 @@ def test_prepare(tmp_path):
         tmp_path / "squad.en.json",
         "--valid",
         tmp_path / "squad.de.json",
-        "--tokenizer",
+        "--tokenizer-folder",
         tmp_path / "a",
         "--out",
         tmp_path / "c",
@@ -540,12 +543,12 @@ def test_prepare(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--train-articles", "2"], "--tokenizer FOLDER or --train-tokenizer"),
+        (["--train-articles", "2"], "--tokenizer-folder FOLDER or --train-tokenizer"),
         (["--train-tokenizer", "bpe"], "--valid FILES or --train-articles"),
         (["--train-tokenizer", "bpe", "--train-articles", "6"], "leaves none of the 6 articles"),
         (["--train-tokenizer", "bpe", "--train-articles", "0"], "must be 1 or more"),
-        (["--tokenizer", "pieces", "--train-articles", "2"], "no pieces/dict.txt"),
-        (["--tokenizer", "pieces", "--vocab-size", "9"], "--vocab-size needs --train-tokenizer"),
+        (["--tokenizer-folder", "pieces", "--train-articles", "2"], "no pieces/dict.txt"),
+        (["--tokenizer-folder", "pieces", "--vocab-size", "9"], "--vocab-size needs --train-tokenizer"),
         (["--train-tokenizer", "bpe", "--train-articles", "2", "--eval", "short.json"], "short.json has 3 articles"),
         (["--train-tokenizer", "bpe", "--valid", "broken.json"], "broken.json is not SQuAD's format (data is 1,"),
         (

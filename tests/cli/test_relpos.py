@@ -123,7 +123,7 @@ def test_quickstart_says_its_options_before_anything_is_installed(tmp_path):
 
 def test_wrong_arguments_are_one_line(capsys):
     with pytest.raises(SystemExit) as ended:
-        relpos("average", "--output", "x.pt")
+        relpos("average", "--out", "x.pt")
     assert ended.value.code == 2
     error = capsys.readouterr().err.splitlines()
     assert len(error) == 1 and error[0].startswith("relpos average: error: ")
@@ -258,15 +258,15 @@ def test_outputs_over_inputs_are_one_line(tmp_path, capsys):
     for words in (
         ("translate", tmp_path / "m.pt", path, "--out", path),
         ("fill", tmp_path / "m.pt", path, "--out", path),
-        ("average", "--inputs", path, "--output", path),
-        ("score", path, "--reference", path, "--language", "de", "--json", path),
+        ("average", path, "--out", path),
+        ("score", path, "--reference", path, "--target-lang", "de", "--out", path),
         ("prepare", "lm", "--train", path, "--valid", path, "--level", "word", "--out", path),
     ):
         assert relpos(*words) == 2
         assert "is also an input" in capsys.readouterr().err and path.read_text() == "mine\n"
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "train.txt").write_text("mine\n" * 40)
-    assert relpos("prepare", "lm", "--text", tmp_path / "text/train.txt", "--split", "0.5,0.5", "--out", tmp_path) == 2
+    assert relpos("prepare", "lm", "--text", tmp_path / "text/train.txt", "--shares", "0.5,0.5", "--out", tmp_path) == 2
     assert "train.txt is also an input" in capsys.readouterr().err
     assert (tmp_path / "text" / "train.txt").read_text() == "mine\n" * 40
 

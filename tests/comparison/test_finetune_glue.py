@@ -54,7 +54,9 @@ def glue(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("glue")
     raw, tokenizer = write_glue(folder / "raw", train=40), write_tokenizer(folder / "tokenizer")
     relpos_job(
-        "prepare", "glue", *[str(raw), "--tokenizer", str(tokenizer), "--out", str(folder / "bin"), "--workers", "1"]
+        "prepare",
+        "glue",
+        *[str(raw), "--tokenizer-folder", str(tokenizer), "--out", str(folder / "bin"), "--workers", "1"],
     )
     return folder
 
@@ -84,7 +86,7 @@ def pretrained(tmp_path_factory, glue) -> Path:
 
 def arguments(glue: Path, out: Path, models: list[str], *more: str) -> list[str]:
     flags = ["--out", str(out), "--train-flags=--num-workers 0", *more]
-    return [str(glue / "bin"), *models, *flags]
+    return ["--data", str(glue / "bin"), *models, *flags]
 
 
 def result(values: list[float], rate: float = 1e-5, epochs: int = 3, seed: int = 1) -> Result:

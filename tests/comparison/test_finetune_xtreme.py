@@ -33,7 +33,7 @@ def folder(tmp_path_factory) -> Path:
     tokenizer = folder / "tokenizer"
     shutil.copytree(squad, tokenizer, ignore=shutil.ignore_patterns("train.json", "valid.json"))
     raw = write_xnli(folder / "raw", "xtreme")
-    given = ("--tokenizer", tokenizer, "--workers", "1")
+    given = ("--tokenizer-folder", tokenizer, "--workers", "1")
     relpos_job("prepare", "glue", raw, "--tasks", "XNLI", "--out", folder / "glue", *given)
     text = folder / "text.txt"
     text.write_text("".join(f"The red cat is in Paris {n} today.\n" for n in range(40)))

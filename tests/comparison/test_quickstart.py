@@ -66,7 +66,7 @@ def test_the_table_and_files(tmp_path, text, monkeypatch, capsys):
     (out / "data").mkdir(parents=True)
     drawn = []
     monkeypatch.setattr(quickstart, "draw", lambda run, comparison: drawn.append(run.scheme))
-    given = Quickstart(out=out, max_update=4, minutes=30.0, seed=3, threads=1, data=text)
+    given = Quickstart(out=out, max_update=4, minutes=30.0, seed=3, threads=1, from_dir=text)
     assert quickstart.quickstart(["m4", "t5"], given) == 1
     said = capsys.readouterr().out
     assert "| m4 " in said and "translation  zwei Hunde sehen uns" in said and drawn == ["m4"]
@@ -93,7 +93,7 @@ def test_wrong_text_is_named(tmp_path, text):
 
     def message() -> str:
         with pytest.raises(ValueError) as found:
-            quickstart.comparison_of(["m4"], Quickstart(out=tmp_path / "out", max_update=1, data=text)).missing()
+            quickstart.comparison_of(["m4"], Quickstart(out=tmp_path / "out", max_update=1, from_dir=text)).missing()
         return str(found.value)
 
     (text / "test.de").unlink()

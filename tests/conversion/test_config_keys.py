@@ -81,7 +81,7 @@ def test_a_value_that_no_deberta_computes_with_is_named(key, tmp_path, capsys):
 def test_an_exported_folders_values_are_named(tmp_path, capsys):
     """By the same table, and those of fairseq's options in it; with names of another number of classes."""
     _, checkpoint = write_checkpoint(tmp_path, "wordpiece", "learned", classes=3)
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out0") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out0") == 0
     for key, value in (("id2label", NAMED[-1]), ("id2label", NAMED[0]), ("values", 5), ("pair_separators", "x")):
         refused(tmp_path / "out0", key, value, capsys)
     for key, value in (("dropout", "0.1"), ("layer_norm_eps", None), ("encoder_layers", True), ("activation_fn", [])):

@@ -114,7 +114,7 @@ def test_losses_and_names_of_the_export(name, tmp_path):
     suffix, values, _, labels = CASES[name]
     model = write(tmp_path / "first", suffix, **values)
     assert relpos("convert", tmp_path / "first", "--to", "learned+m4", "--out", tmp_path / "ours") == 0
-    assert relpos("export", "transformers", tmp_path / "ours" / "model.pt", tmp_path / "out") == 0
+    assert relpos("export", "transformers", tmp_path / "ours" / "model.pt", "--out", tmp_path / "out") == 0
     auto = getattr(transformers, f"Auto{'ModelFor' + suffix[3:]}")
     exported = auto.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
     tokenizers = [transformers.AutoTokenizer.from_pretrained(tmp_path / part) for part in ("first", "out")]
@@ -217,7 +217,7 @@ def test_names_of_classes_go_with_their_own_head(tmp_path):
     told = {}
     for head in ("question_answering", HEAD, "five"):
         assert relpos("convert", made, "--to", "hf-bert", "--head", head, "--out", tmp_path / head) == 0
-        assert relpos("export", "transformers", made, tmp_path / f"{head}-ours", "--head", head) == 0
+        assert relpos("export", "transformers", made, "--out", tmp_path / f"{head}-ours", "--head", head) == 0
         for part in (head, f"{head}-ours"):
             told[part] = json.loads((tmp_path / part / "config.json").read_text()).get("id2label")
     three, five = {str(n): name for n, name in NAMES["id2label"].items()}, {str(n): f"LABEL_{n}" for n in range(5)}
@@ -251,7 +251,7 @@ def test_another_output_projection_is_read_where_the_library_reads_it(name, tmp_
     ids = torch.tensor([[2, 9, 12, 3]])
     torch.testing.assert_close(back(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
     made = tmp_path / "ours" / "model.pt"
-    assert relpos("export", "transformers", made, tmp_path / "out") == 0
+    assert relpos("export", "transformers", made, "--out", tmp_path / "out") == 0
     file, key = tmp_path / "out" / "model.safetensors", "roberta.encoder.lm_head.weight"
     state = load_file(file)
     assert (key in state) == (name == "untied")

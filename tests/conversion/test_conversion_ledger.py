@@ -121,9 +121,9 @@ def sources(folder) -> dict[str, Path]:
     write(folder / "bert", "ForSequenceClassification")
     assert relpos("convert", folder / "bert", "--to", "m4", "--approximate", "--out", folder / "ours") == 0
     made["ours"] = folder / "ours" / "model.pt"
-    assert relpos("export", "transformers", made["ours"], made["exported"]) == 0
+    assert relpos("export", "transformers", made["ours"], "--out", made["exported"]) == 0
     assert relpos("convert", made["marian"], "--to", "same", "--out", folder / "en-de") == 0
-    assert relpos("export", "transformers", folder / "en-de" / "model.pt", made["translation"]) == 0
+    assert relpos("export", "transformers", folder / "en-de" / "model.pt", "--out", made["translation"]) == 0
     return made
 
 
@@ -256,9 +256,9 @@ def test_exported_folders_keep_problem_and_names(problem, tmp_path):
     names = {"id2label": {0: "O"}, "label2id": {"o": 0}}
     write(tmp_path / "first", "ForSequenceClassification", problem_type=problem, num_labels=1, **names)
     assert relpos("convert", tmp_path / "first", "--to", "learned+m4", "--out", tmp_path / "ours") == 0
-    assert relpos("export", "transformers", tmp_path / "ours" / "model.pt", tmp_path / "one") == 0
+    assert relpos("export", "transformers", tmp_path / "ours" / "model.pt", "--out", tmp_path / "one") == 0
     assert relpos("convert", tmp_path / "one", "--to", "same", "--out", tmp_path / "back") == 0
-    assert relpos("export", "transformers", tmp_path / "back" / "model.pt", tmp_path / "two") == 0
+    assert relpos("export", "transformers", tmp_path / "back" / "model.pt", "--out", tmp_path / "two") == 0
     told = [json.loads((tmp_path / part / "config.json").read_text()) for part in ("one", "two")]
     for key in ("problem_type", "id2label", "label2id", "architectures"):
         assert told[0].get(key) == told[1].get(key), key
@@ -269,7 +269,7 @@ def test_exported_folders_keep_problem_and_names(problem, tmp_path):
 def test_an_exported_folders_tokenizer_is_lost_without_its_text(text, tmp_path):
     """As transformers saves such a folder again: model and tokenizer, but no text/ of which they were made."""
     _, checkpoint = write_checkpoint(tmp_path, "wordpiece", "learned")
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     again = tmp_path / "again"
     transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out", trust_remote_code=True).save_pretrained(again)
     transformers.AutoTokenizer.from_pretrained(tmp_path / "out").save_pretrained(again)

@@ -62,7 +62,7 @@ def test_ids_survive(name, tmp_path):
         assert ids(again) == ids(first)
         assert again("a", "b")["input_ids"] == first("a", "b")["input_ids"]
         assert again.mask_token_id == first.mask_token_id and again.model_max_length == 24
-    assert relpos("export", "transformers", trained / "checkpoint_best.pt", tmp_path / "out") == 0
+    assert relpos("export", "transformers", trained / "checkpoint_best.pt", "--out", tmp_path / "out") == 0
     symbols = ["<s>", "<pad>", "</s>", "<unk>", *read_dictionary(trained / "text" / "dict.txt"), "<mask>"]
     named = {number: symbol for symbol, number in load_tokenizer(trained / "text").numbers.items()}
     expected = [[symbols.index(named[number]) for number in row] for row in ids(first)]
@@ -131,7 +131,7 @@ def test_whatever_is_a_piece_goes_there_and_back(piece, tmp_path):
     assert len(read_dictionary(ours / "dict.txt")) == 35
     for number, command in enumerate((["--to", "same"], ["--to", "hf-bert"])):
         assert relpos("convert", ours, *command, "--out", tmp_path / f"back{number}") == 0
-    assert relpos("export", "transformers", ours / "model.pt", tmp_path / "out") == 0
+    assert relpos("export", "transformers", ours / "model.pt", "--out", tmp_path / "out") == 0
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "back1")
     assert again.convert_ids_to_tokens(30) == piece
     assert ids(again) == ids(transformers.AutoTokenizer.from_pretrained(folder))
@@ -159,7 +159,7 @@ def test_settings_come_back_and_are_in_exports(length, expected, tmp_path):
     (tmp_path / "first" / "tokenizer_config.json").write_text(told)
     assert relpos("convert", tmp_path / "first", "--to", "learned+m4", "--out", tmp_path / "ours") == 0
     assert relpos("convert", tmp_path / "ours", "--to", "hf-bert", "--out", tmp_path / "back") == 0
-    assert relpos("export", "transformers", tmp_path / "ours" / "model.pt", tmp_path / "out") == 0
+    assert relpos("export", "transformers", tmp_path / "ours" / "model.pt", "--out", tmp_path / "out") == 0
     for part in ("back", "out"):
         said = json.loads((tmp_path / part / "tokenizer_config.json").read_text())
         assert {key: said[key] for key in settings} == settings

@@ -182,7 +182,9 @@ def evaluations(path: Path, data: Path, out: Path) -> dict[str, float]:
     assert "in place of" not in validated + scored
     with captured() as said:
         assert relpos("evaluate", "lm", path, "--data", data) == 0
-        assert relpos("evaluate", "length", path, data, "--mem-lens", "40", "--lengths", "200", "--out", out) == 0
+        assert (
+            relpos("evaluate", "length", path, "--data", data, "--mem-len", "40", "--lengths", "200", "--out", out) == 0
+        )
     assert "in place of" not in said.getvalue()
     with (out / "length.csv").open() as file:
         rows = {(row["kind"], row["length"]): row["bits"] for row in csv.DictReader(file)}
@@ -248,7 +250,7 @@ def test_requests_and_samples_begin_lines_anew(apart, exact):
 def test_documents_that_are_missing_are_named(apart, tmp_path, capsys):
     path, data, kind = apart
     plain = write_corpus(tmp_path)
-    for command in (["lm", path, "--data", plain], ["length", path, plain, "--out", tmp_path / "out"]):
+    for command in (["lm", path, "--data", plain], ["length", path, "--data", plain, "--out", tmp_path / "out"]):
         status = relpos("evaluate", *command)
         error = capsys.readouterr().err
         assert status == (2 if kind == "sidecar" else 0)

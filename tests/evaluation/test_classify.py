@@ -28,7 +28,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("glue")
     raw, tokenizer = write_glue(folder / "raw"), write_tokenizer(folder / "tokenizer")
     more = ("--out", folder / "bin", "--tasks", ",".join(SEGMENTS), "--workers", "1")
-    prepare("glue", [raw, "--tokenizer", tokenizer, *more])
+    prepare("glue", [raw, "--tokenizer-folder", tokenizer, *more])
     shutil.rmtree(tokenizer)
     for name, segments in SEGMENTS.items():
         kind = ["--num-classes", str(GLUE[name].classes), *["--regression-target"] * GLUE[name].regression]

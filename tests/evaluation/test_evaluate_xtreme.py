@@ -27,7 +27,7 @@ def data(tmp_path_factory) -> Path:
     relpos_job(
         "prepare",
         "glue",
-        *[str(raw), "--tokenizer", str(tokenizer), "--out", str(folder), "--tasks", "XNLI", "--workers", "1"],
+        *[str(raw), "--tokenizer-folder", str(tokenizer), "--out", str(folder), "--tasks", "XNLI", "--workers", "1"],
     )
     return folder / "XNLI"
 

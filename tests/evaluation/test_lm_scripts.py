@@ -147,8 +147,8 @@ def points(folder) -> list[dict]:
 
 
 def test_lengths_of_a_model_with_memory(recurrent, corpus, tmp_path, capsys, monkeypatch):
-    arguments = [str(recurrent), str(corpus), "--out", str(tmp_path), "--tokens", "40"]
-    arguments += ["--lengths", "4,8,16", "--mem-lens", "0,10"]
+    arguments = [str(recurrent), "--data", str(corpus), "--out", str(tmp_path), "--tokens", "40"]
+    arguments += ["--lengths", "4,8,16", "--mem-len", "0,10"]
     assert relpos("evaluate", "length", *arguments) == 0
     rows = points(tmp_path)
     assert [(row["kind"], row["length"]) for row in rows] == [
@@ -166,20 +166,20 @@ def test_lengths_of_a_model_with_memory(recurrent, corpus, tmp_path, capsys, mon
 
 
 def test_a_table_that_ends_is_reported(absolute, corpus, tmp_path, capsys):
-    arguments = [str(absolute), str(corpus), "--out", str(tmp_path), "--tokens", "40"]
+    arguments = [str(absolute), "--data", str(corpus), "--out", str(tmp_path), "--tokens", "40"]
     assert relpos("evaluate", "length", *arguments) == 0
     rows = points(tmp_path)
     assert [row["length"] for row in rows] == ["4", "8", "16", "32", "64", "128"]
     assert [row["status"].startswith("cannot: its table has 8 pos") for row in rows] == [*[False] * 2, *[True] * 4]
     assert (tmp_path / "length.png").exists()
-    assert relpos("evaluate", "length", *[*arguments, "--mem-lens", "4"]) == 2
+    assert relpos("evaluate", "length", *[*arguments, "--mem-len", "4"]) == 2
     assert "has no memory" in capsys.readouterr().err
 
 
 def test_the_trained_length_is_always_scored(recurrent, corpus, tmp_path):
     """Without it nothing could be said of the others."""
-    arguments = [str(recurrent), str(corpus), "--out", str(tmp_path), "--tokens", "40"]
-    assert relpos("evaluate", "length", *[*arguments, "--lengths", "16", "--mem-lens", "20"]) == 0
+    arguments = [str(recurrent), "--data", str(corpus), "--out", str(tmp_path), "--tokens", "40"]
+    assert relpos("evaluate", "length", *[*arguments, "--lengths", "16", "--mem-len", "20"]) == 0
     found = [(row["kind"], row["length"]) for row in points(tmp_path)]
     assert found == [("context", "8"), ("context", "16"), ("memory", "10"), ("memory", "20")]
 
@@ -187,8 +187,8 @@ def test_the_trained_length_is_always_scored(recurrent, corpus, tmp_path):
 def test_lengths_are_chosen_one_way() -> None:
     assert length.chosen([16, 4, 16], "--lengths", 1, 8) == [4, 8, 16]
     assert length.chosen(None, "--lengths", 1, 8) == [4, 8, 16, 32, 64, 128]
-    assert length.chosen(None, "--mem-lens", 0, 6, [0, 12]) == [0, 6, 12]
-    assert length.chosen([], "--mem-lens", 0, 6) == []
+    assert length.chosen(None, "--mem-len", 0, 6, [0, 12]) == [0, 6, 12]
+    assert length.chosen([], "--mem-len", 0, 6) == []
 
 
 def test_what_gets_worse_is_said(subject):
@@ -201,8 +201,8 @@ def test_what_gets_worse_is_said(subject):
 
 
 def test_the_benchmark(recurrent, absolute, corpus, tmp_path, capsys):
-    arguments = [str(recurrent), str(corpus), "--baseline", str(absolute), "--tokens", "40"]
-    arguments += ["--sliding-tokens", "8", "--train-updates", "2", "--train-batch", "2"]
+    arguments = [str(recurrent), "--data", str(corpus), "--baseline", str(absolute), "--tokens", "40"]
+    arguments += ["--sliding-tokens", "8", "--train-updates", "2", "--train-batch-size", "2"]
     arguments += ["--threads", "1", "--out", str(tmp_path / "speed.json")]
     assert relpos("benchmark", "lm", *arguments) == 0
     found = json.loads((tmp_path / "speed.json").read_text())
@@ -225,7 +225,7 @@ def test_memory_and_segment_make_up_the_context(subject, monkeypatch):
 
     monkeypatch.setattr(benchmark_lm, "score_with_memory", score)
     monkeypatch.setattr(benchmark_lm, "score_with_windows", lambda *_: language_model.Score(9, 1.0, 1.0))
-    options = argparse.Namespace(tokens=40, sliding_tokens=9, batch=2)
+    options = argparse.Namespace(tokens=40, sliding_tokens=9, batch_size=2)
     benchmark_lm.evaluation(subject, None, 18, options)
     assert asked == [(40, 8, 10), (9, 5, 13)]
 
@@ -233,14 +233,14 @@ def test_memory_and_segment_make_up_the_context(subject, monkeypatch):
 @pytest.mark.parametrize(
     ("script", "arguments", "message"),
     [
-        ("length", ["{xl}", "{data}", "--lengths", "0"], "--lengths must be >= 1, got 0"),
-        ("length", ["{xl}", "{data}", "--mem-lens", "-3"], "--mem-lens must be >= 0, got -3"),
-        ("length", ["{xl}", "{data}", "--tokens", "0"], "--tokens must be >= 1, got 0"),
-        ("length", ["{xl}", "{data}", "--split", "absent"], "absent"),
-        ("length", ["nothing.pt", "{data}"], "nothing.pt does not exist"),
-        ("length", ["{xl}", "{other}"], "binarise the text with the dictionary of its training"),
-        ("speed", ["{lm}", "{data}"], "has no memory: give it as --baseline"),
-        ("speed", ["{xl}", "{data}", "--context", "3"], "--context must be >= the trained segment"),
+        ("length", ["{xl}", "--data", "{data}", "--lengths", "0"], "--lengths must be >= 1, got 0"),
+        ("length", ["{xl}", "--data", "{data}", "--mem-len", "-3"], "--mem-len must be >= 0, got -3"),
+        ("length", ["{xl}", "--data", "{data}", "--tokens", "0"], "--tokens must be >= 1, got 0"),
+        ("length", ["{xl}", "--data", "{data}", "--split", "absent"], "absent"),
+        ("length", ["nothing.pt", "--data", "{data}"], "nothing.pt does not exist"),
+        ("length", ["{xl}", "--data", "{other}"], "binarise the text with the dictionary of its training"),
+        ("speed", ["{lm}", "--data", "{data}"], "has no memory: give it as --baseline"),
+        ("speed", ["{xl}", "--data", "{data}", "--context", "3"], "--context must be >= the trained segment"),
     ],
 )
 def test_bad_input_is_one_line(recurrent, absolute, corpus, tmp_path, capsys, script, arguments, message):

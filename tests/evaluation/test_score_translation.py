@@ -52,7 +52,7 @@ def score(*arguments) -> int:
 def test_scores_are_sacrebleus(prepared, tmp_path, capsys):
     system = tmp_path / "generated.txt"
     system.write_text(generated(TOKENS))
-    assert score(system, "--prepared", prepared, "--json", tmp_path / "scores.json") == 0
+    assert score(system, "--prepared", prepared, "--out", tmp_path / "scores.json") == 0
     said = capsys.readouterr().out
     plain = ["Das ist ein Haus.", "Ein Hund, der bellt, beißt nicht!", 'Er sagt: "Ja".', "ende."] * 5
     found = json.loads((tmp_path / "scores.json").read_text())[str(system)]
@@ -74,7 +74,7 @@ def test_plain_lines_score_as_generated_ones(prepared, tmp_path, kinds):
     plain = ["Das ist ein Haus .", "Ein Hund , der bellt , beißt nicht !", "Er", ""] * 5
     for name, text in (("a", generated(plain, kinds)), ("b", "\n".join(plain) + "\n")):
         (tmp_path / name).write_text(text)
-        assert score(tmp_path / name, "--prepared", prepared, "--json", tmp_path / "json") == 0
+        assert score(tmp_path / name, "--prepared", prepared, "--out", tmp_path / "json") == 0
         results.append(list(json.loads((tmp_path / "json").read_text()).values())[0])
     assert results[0] == results[1]
 
@@ -83,7 +83,7 @@ def test_sentencepiece_and_no_manifest(tmp_path):
     reference, system = tmp_path / "r.de", tmp_path / "s.de"
     reference.write_text("Das Haus.\nEin Hund bellt.\n")
     system.write_text("▁Das ▁Ha us .\n▁Ein ▁Hund ▁bell t .\n")
-    options = ["--reference", reference, "--language", "de", "--json", tmp_path / "json"]
+    options = ["--reference", reference, "--target-lang", "de", "--out", tmp_path / "json"]
     assert score(system, *options) == 0
     assert json.loads((tmp_path / "json").read_text())[str(system)]["chrF"][0] == 100
 
@@ -111,21 +111,21 @@ def test_plain_lines_must_be_as_many(prepared, tmp_path, capsys):
     assert "has 1 lines, the reference has 20" in capsys.readouterr().err
     assert score(system) == 2
     assert score(system, "--prepared", tmp_path) == 2
-    assert score(system, "--prepared", prepared, "--set", "test9") == 2
+    assert score(system, "--prepared", prepared, "--split", "test9") == 2
     assert score(system, "--reference", system) == 2
     capsys.readouterr()
     (tmp_path / "manifest.json").write_text('{"settings": {"level": "word"}}')
     assert score(system, "--prepared", tmp_path) == 2
     assert "is not of a whole run of relpos prepare wmt" in capsys.readouterr().err
-    assert score(system, "--prepared", prepared, "--samples", "0") == 2
-    assert "--samples must be >= 1, got 0" in capsys.readouterr().err
+    assert score(system, "--prepared", prepared, "--resamples", "0") == 2
+    assert "--resamples must be >= 1, got 0" in capsys.readouterr().err
 
 
 def test_paired_bootstrap(prepared, tmp_path, capsys):
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_text(generated(TOKENS))
     bad.write_text(generated([line.replace("Haus", "Baum").replace("Ein", "x") for line in TOKENS]))
-    options = ["--prepared", prepared, "--samples", 200, "--json", tmp_path / "json"]
+    options = ["--prepared", prepared, "--resamples", 200, "--out", tmp_path / "json"]
     assert score(good, "--baseline", bad, *options) == 0
     first = json.loads((tmp_path / "json").read_text())["bootstrap"]
     assert first["BLEU"][2] < 0.05 and "± " in first["BLEU"][0]
@@ -161,7 +161,7 @@ def average(*arguments) -> int:
 def test_average_is_the_mean_and_translates(trained, tmp_path):
     corpus, folder = trained
     out = tmp_path / "average.pt"
-    assert average("--inputs", folder / "shaw", "--last", 2, "--output", out) == 0
+    assert average(folder / "shaw", "--last", 2, "--out", out) == 0
     one, two = (cli.load(folder / "shaw" / f"checkpoint{n}.pt")["model"] for n in (2, 3))
     found = cli.load(out)
     assert found["last_optimizer_state"] is None
@@ -177,7 +177,7 @@ def test_average_is_the_mean_and_translates(trained, tmp_path):
 def test_only_one_scheme_is_averaged(trained, tmp_path, capsys):
     _, folder = trained
     paths = [folder / "shaw" / "checkpoint1.pt", folder / "t5" / "checkpoint1.pt"]
-    assert average("--inputs", *paths, "--output", tmp_path / "out.pt") == 2
+    assert average(*paths, "--out", tmp_path / "out.pt") == 2
     said = capsys.readouterr().err
     assert "shaw" in said and "t5" in said and "only checkpoints of one scheme" in said
     assert not (tmp_path / "out.pt").exists()
@@ -186,15 +186,15 @@ def test_only_one_scheme_is_averaged(trained, tmp_path, capsys):
 def test_absent_inputs_are_named(tmp_path, capsys):
     for more in ((), ("--last", "2"), ("--last-updates", "2")):
         absent = tmp_path / "nowhere"
-        assert cli.relpos("average", "--inputs", absent, *more, "--output", tmp_path / "o") == 2
-        assert f"--inputs {absent} does not exist" in capsys.readouterr().err
+        assert cli.relpos("average", absent, *more, "--out", tmp_path / "o") == 2
+        assert f"checkpoints {absent} does not exist" in capsys.readouterr().err
 
 
 def test_bad_checkpoints_are_one_error(trained, tmp_path, capsys):
     _, folder = trained
     broken = tmp_path / "broken.pt"
     broken.write_bytes((folder / "t5" / "checkpoint1.pt").read_bytes()[:1000])
-    out = ["--output", tmp_path / "out.pt"]
+    out = ["--out", tmp_path / "out.pt"]
     for inputs, said in (
         ([broken], "is truncated"),
         ([tmp_path / "none.pt"], "does not exist"),
@@ -202,7 +202,7 @@ def test_bad_checkpoints_are_one_error(trained, tmp_path, capsys):
         ([folder / "shaw", "--last", 9], "has 3 checkpoints"),
         ([folder / "shaw", "--last-updates", 1], "has 0 checkpoints"),
     ):
-        assert average("--inputs", *inputs, *out) == 2
+        assert average(*inputs, *out) == 2
         assert said in capsys.readouterr().err
 
 
@@ -217,11 +217,11 @@ def test_another_sets_output_is_refused(prepared, tmp_path, capsys):
     assert score(system, "--prepared", prepared) == 2
     assert "--gen-subset test1" in capsys.readouterr().err
     for name in ("test1", "newstest2015"):
-        assert score(system, "--prepared", prepared, "--set", name) == 0
+        assert score(system, "--prepared", prepared, "--split", name) == 0
     system.write_text(generated(other))
     assert score(system, "--prepared", prepared) == 2
     assert "20 of its 20 targets (T- lines) are not the reference's sentences" in capsys.readouterr().err
-    assert score(system, "--reference", prepared / "reference" / "test.de", "--language", "de") == 2
+    assert score(system, "--reference", prepared / "reference" / "test.de", "--target-lang", "de") == 2
 
 
 SENTENCES = {
@@ -246,7 +246,7 @@ def test_a_language_is_scored_as_sacrebleu_scores_it(language, tmp_path, capsys)
     system = [text[:4] + "x" + text[5:] if n < 3 else text for n, text in enumerate(lines)]
     for name, text in (("ref", lines), ("sys", system)):
         (tmp_path / name).write_text("\n".join(text) + "\n", encoding="utf-8")
-    given = ["--reference", tmp_path / "ref", "--language", language, "--json", tmp_path / "json", "--ter"]
+    given = ["--reference", tmp_path / "ref", "--target-lang", language, "--out", tmp_path / "json", "--ter"]
     try:
         expected = sacrebleu.metrics.BLEU(trg_lang=trg)
     except (ImportError, RuntimeError):
@@ -269,7 +269,7 @@ def test_a_language_is_scored_as_sacrebleu_scores_it(language, tmp_path, capsys)
 def test_several_references(tmp_path):
     for name, lines in (("a", ["one two three four", "five six"]), ("b", ["one two 3 four", "5 six"]), ("c", ["x"])):
         (tmp_path / name).write_text("\n".join(lines) + "\n")
-    given = ["--language", "en", "--json", tmp_path / "json"]
+    given = ["--target-lang", "en", "--out", tmp_path / "json"]
     assert score(tmp_path / "b", "--reference", tmp_path / "a", tmp_path / "b", *given) == 0
     assert json.loads((tmp_path / "json").read_text())[str(tmp_path / "b")]["BLEU uncased"][0] > 50
     assert score(tmp_path / "b", "--reference", tmp_path / "a", tmp_path / "c", *given) == 2
@@ -281,6 +281,6 @@ def test_a_tokenizer_that_cannot_be_downloaded_is_one_line(tmp_path, monkeypatch
 
     monkeypatch.setattr(bleu, "BLEU", refuse)
     (tmp_path / "a").write_text("one\n")
-    given = ["--reference", tmp_path / "a", "--language", "en", "--tokenize", "flores200"]
+    given = ["--reference", tmp_path / "a", "--target-lang", "en", "--tokenize", "flores200"]
     assert score(tmp_path / "a", *given) == 2
     assert "sacrebleu cannot cut en by flores200 (<urlopen error no network>)" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def checkpoint_of(kind: str, folder, text: bool = True, scheme: str = "m4", **mo
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_was_compared_is_said(kind, text, tmp_path, capsys):
     checkpoint = checkpoint_of(kind, tmp_path / "model", text)
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     auto = "AutoModelForSeq2SeqLM" if kind == "translation" else "AutoModelForCausalLM"
     said = capsys.readouterr().out
     assert f"opened by {auto} of transformers" in said
@@ -67,7 +67,7 @@ def test_what_was_compared_is_said(kind, text, tmp_path, capsys):
 def test_models_of_any_length_are_opened(scheme, positions, tmp_path, capsys):
     """No input is longer than the model's."""
     checkpoint = checkpoint_of("language_modeling", tmp_path / "model", scheme=scheme, tokens_per_sample=positions)
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     assert "generate and its pipeline are ours" in capsys.readouterr().out or positions < 6
 
 
@@ -79,10 +79,10 @@ ADAPTIVE |= {"share_decoder_input_output_embed": False}
 def test_adaptive_embeddings_are_exported(kind, tmp_path, capsys):
     """Their parts are counted as rows; a graph has them as one table."""
     checkpoint = checkpoint_of(kind, tmp_path / "model", **ADAPTIVE)
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     assert "logits with its cache, generate and its pipeline are ours" in capsys.readouterr().out
     pytest.importorskip("onnxruntime")
-    assert relpos("export", "onnx", checkpoint, tmp_path / "graphs") == 0
+    assert relpos("export", "onnx", checkpoint, "--out", tmp_path / "graphs") == 0
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_adaptive_embeddings_are_exported(kind, tmp_path, capsys):
 )
 def test_short_tables_have_a_way_back(kind, more, tmp_path):
     checkpoint = checkpoint_of(kind, tmp_path / "model", scheme="learned", **more)
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     assert relpos("convert", tmp_path / "out", "--to", "same", "--out", tmp_path / "back") == 0
 
 
@@ -110,7 +110,7 @@ def test_a_mask_in_one_dictionary_is_no_symbol_of_the_other(side, tmp_path):
     lines = path.read_text().splitlines()
     place = next(n for n, line in enumerate(lines) if line.startswith("w")) + 1
     path.write_text("".join(f"{line}\n" for line in [*lines[:place], "<mask> 1", *lines[place + 1 :]]))
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
 
 
 def test_numbers_that_are_none_are_named(tmp_path, capsys):
@@ -118,7 +118,7 @@ def test_numbers_that_are_none_are_named(tmp_path, capsys):
     state = torch.load(checkpoint, weights_only=False)
     state["model"]["decoder.layers.0.fc1.bias"][0] = float("nan")
     torch.save(state, checkpoint)
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 2
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 2
     assert f"{checkpoint} holds decoder.layers.0.fc1.bias, which is not finite (NaN" in capsys.readouterr().err
 
 
@@ -141,7 +141,7 @@ def test_odd_text_is_one_line_that_names_it(spoilt, tmp_path, capsys):
     checkpoint = checkpoint_of("translation", tmp_path / "model")
     (checkpoint.parent / "text" / "manifest.json").write_text(json.dumps(facts))
     (checkpoint.parent / "text" / "bpe.codes").write_text("#version: 0.2\na\n")
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 2
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert said in error and f"{checkpoint.parent / 'text'}/" in error and error.count("\n") == 1
 
@@ -150,7 +150,7 @@ def test_whole_words_need_no_units(tmp_path, capsys):
     checkpoint = checkpoint_of("translation", tmp_path / "model")
     facts = {"settings": {"languages": ["en", "de"], "tokenizer": "moses", "bpe": "none"}}
     (checkpoint.parent / "text" / "manifest.json").write_text(json.dumps(facts))
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     assert "ParallelText of this package, ids of 6 sentences" in capsys.readouterr().out
 
 
@@ -181,7 +181,7 @@ def test_what_differs_is_not_exported(kind, spoilt, tmp_path, monkeypatch, capsy
 
     monkeypatch.setattr(transformers_folder, "check_generating", check)
     checkpoint = checkpoint_of(kind, tmp_path / "model")
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 2
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert "is not written" in error and SPOILT[spoilt][0] in error
     assert not (tmp_path / "out").exists()

@@ -212,7 +212,7 @@ def checkpoint(corpus, tmp_path_factory):
 
 def test_the_command_compares_what_it_wrote(checkpoint, tmp_path, capsys):
     out = tmp_path / "served"
-    assert relpos("export", "ct2", checkpoint, out) == 0
+    assert relpos("export", "ct2", checkpoint, "--out", out) == 0
     printed = capsys.readouterr().out
     assert "29 sentences of the validation set" in printed
     assert "29 of 29 translations (beam 4) are equal, BLEU of one against the other 100.00" in printed
@@ -221,14 +221,14 @@ def test_the_command_compares_what_it_wrote(checkpoint, tmp_path, capsys):
     assert facts["positions"]["decoder"].startswith("shaw ") and facts["longest"] is None
     translator = ctranslate2.Translator(str(out), intra_threads=1)
     assert translator.translate_batch([["w1", "w2"]])[0].hypotheses[0]
-    assert relpos("export", "ct2", checkpoint, out) == 2
+    assert relpos("export", "ct2", checkpoint, "--out", out) == 2
     assert f"{out} exists" in capsys.readouterr().err
 
 
 def test_translate_runs_an_export(checkpoint, corpus, tmp_path, capsys):
     """The same lines, texts and scores as the checkpoint's, n-best and empty lines included."""
     out = tmp_path / "served"
-    assert relpos("export", "ct2", checkpoint, out) == 0
+    assert relpos("export", "ct2", checkpoint, "--out", out) == 0
     lines = ["", *corpus.lines("test", "src")[:9]]
     (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
     options = [tmp_path / "in.txt", "--nbest", "2", "--max-len-b", "14", "--jsonl", "--cpu"]
@@ -261,11 +261,11 @@ def test_text_beside_the_checkpoint_is_enough(checkpoint, corpus, tmp_path, caps
     moved = tmp_path / "moved"
     moved.mkdir()
     torch.save(state, moved / "model.pt")
-    assert relpos("export", "ct2", moved / "model.pt", tmp_path / "none") == 2
+    assert relpos("export", "ct2", moved / "model.pt", "--out", tmp_path / "none") == 2
     said = capsys.readouterr().err
     assert "no text/ beside" in said and "gone" in said and not (tmp_path / "none").exists()
     shutil.copytree(checkpoint.parent / "text", moved / "text")
-    assert relpos("export", "ct2", moved / "model.pt", tmp_path / "served") == 0
+    assert relpos("export", "ct2", moved / "model.pt", "--out", tmp_path / "served") == 0
     assert "32 random sentences" in capsys.readouterr().out
     for name in ("dict.src.txt", "dict.tgt.txt"):
         ours, theirs = corpus.binary / name, tmp_path / "served" / "text" / name
@@ -275,7 +275,7 @@ def test_text_beside_the_checkpoint_is_enough(checkpoint, corpus, tmp_path, caps
 def test_quantized_weights_are_smaller(checkpoint, tmp_path, capsys):
     sizes = []
     for name, more in (("fp32", ()), ("int8", ("--quantization", "int8"))):
-        assert relpos("export", "ct2", checkpoint, tmp_path / name, *more) == 0
+        assert relpos("export", "ct2", checkpoint, "--out", tmp_path / name, *more) == 0
         sizes.append((tmp_path / name / "model.bin").stat().st_size)
     assert sizes[1] < 0.6 * sizes[0]
     assert read_json(tmp_path / "int8" / ct2.REPORT)["comparison"]["logits"] > 1e-5
@@ -292,14 +292,14 @@ def test_an_engine_that_differs_writes_nothing(checkpoint, tmp_path, monkeypatch
         return spec
 
     monkeypatch.setattr(ct2, "transformer_spec", wrong)
-    assert relpos("export", "ct2", checkpoint, tmp_path / "served") == 2
+    assert relpos("export", "ct2", checkpoint, "--out", tmp_path / "served") == 2
     assert "CTranslate2's logits differ by" in capsys.readouterr().err
     assert not (tmp_path / "served").exists()
 
 
 @pytest.mark.slow
 def test_the_benchmark_has_a_row_for_each_search(corpus, checkpoint, capsys):
-    assert relpos("benchmark", "serving", checkpoint, corpus.binary, "--rounds", "1") == 0
+    assert relpos("benchmark", "serving", checkpoint, "--data", corpus.binary, "--rounds", "1") == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if re.search(r"\d\.\d", line)]
     rows = [row for row in rows if "bf16" not in row]
     bleu = [row.strip(" |").split("|")[-1].strip() for row in rows]

@@ -24,7 +24,7 @@ def places(tmp_path_factory):
     """An exported folder, and GLUE."""
     folder = tmp_path_factory.mktemp("mrpc")
     _, checkpoint = write_checkpoint(folder, "bpe")
-    assert relpos("export", "transformers", checkpoint, folder / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", folder / "out") == 0
     return folder / "out", write_glue(folder / "glue")
 
 

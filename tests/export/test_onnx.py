@@ -209,7 +209,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     corpus = write_corpus(tmp_path / "corpus")
     train(corpus, tmp_path / "saved", "--position-scheme", "m4m", "--max-update", "5")
     checkpoint, out = tmp_path / "saved" / "checkpoint_last.pt", tmp_path / "graphs"
-    assert relpos("export", "onnx", checkpoint, out) == 0
+    assert relpos("export", "onnx", checkpoint, "--out", out) == 0
     assert "largest difference" in capsys.readouterr().out
     facts = read_json(out / onnx.REPORT)
     assert facts["graphs"]["step.onnx"]["inputs"]["tokens"] == ["batch", "past + 1"]
@@ -219,15 +219,15 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert card.startswith("# Model card: ONNX of checkpoint_last.pt\n") and "# The checkpoint" in card
     assert "| encoder.onnx, step.onnx" in card and facts["checkpoint"]["sha256"] in card
     assert "comparison: largest_difference" in card and "| encoder_positions" in card
-    assert relpos("export", "onnx", checkpoint, tmp_path / "int8", "--quantization", "int8") == 0
+    assert relpos("export", "onnx", checkpoint, "--out", tmp_path / "int8", "--quantization", "int8") == 0
     assert read_json(tmp_path / "int8" / onnx.REPORT)["comparison"]["weights"] == "int8"
     sizes = [sum(path.stat().st_size for path in folder.glob("*.onnx*")) for folder in (out, tmp_path / "int8")]
     assert sizes[1] < sizes[0] and "in int8: rows x tokens" in capsys.readouterr().out
     monkeypatch.setattr(onnx, "QUANTIZED", 0.0)
-    assert relpos("export", "onnx", checkpoint, tmp_path / "no", "--quantization", "int8") == 2
+    assert relpos("export", "onnx", checkpoint, "--out", tmp_path / "no", "--quantization", "int8") == 2
     assert "in int8 logits differ by" in capsys.readouterr().err and not (tmp_path / "no").exists()
     monkeypatch.setattr(onnx, "TOLERANCE", 0.0)
     monkeypatch.setattr(onnx, "write", lambda graph, path: shutil.copy(out / path.name, path))
-    assert relpos("export", "onnx", checkpoint, tmp_path / "other") == 2
+    assert relpos("export", "onnx", checkpoint, "--out", tmp_path / "other") == 2
     assert "the graphs' logits differ by" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()

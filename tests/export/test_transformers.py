@@ -21,7 +21,7 @@ def exported(folder, scheme, **values):
     source = config(scheme, **values)
     state = {name: part.float() if part.is_floating_point() else part for name, part in random_state(source).items()}
     torch.save(checkpoint_of(source, state, {}), folder / "model.pt")
-    assert relpos("export", "transformers", folder / "model.pt", folder / "out") == 0
+    assert relpos("export", "transformers", folder / "model.pt", "--out", folder / "out") == 0
     return build_roberta(source, state), folder / "out"
 
 
@@ -56,7 +56,7 @@ def test_outputs_of_any_size_are_exported(tmp_path):
     state = torch.load(checkpoint, weights_only=False)
     state["model"]["classification_heads.mine.out_proj.weight"] *= 40_000
     torch.save(state, checkpoint)
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
 
 
 @pytest.mark.parametrize("name", AUTO)
@@ -107,7 +107,7 @@ def test_tables_that_layers_share_are_saved_again(version, tmp_path):
     )  # fmt: skip
     getattr(transformers, f"{version}ForMaskedLM")(config).save_pretrained(tmp_path / "first")
     assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
-    assert relpos("export", "transformers", tmp_path / "ours" / "model.pt", tmp_path / "out") == 0
+    assert relpos("export", "transformers", tmp_path / "ours" / "model.pt", "--out", tmp_path / "out") == 0
     auto = transformers.AutoModelForMaskedLM
     model = auto.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
     model.save_pretrained(tmp_path / "again")

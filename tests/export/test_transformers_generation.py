@@ -171,7 +171,7 @@ def test_a_trained_folder_translates_as_relpos_translate(tmp_path):
     """The quickstart's corpus: 120 short and 80 long sentences."""
     assert relpos("quickstart", "--out", tmp_path / "run", "--max-update", "300", "--threads", "1") == 0
     [checkpoint] = (tmp_path / "run").rglob("checkpoint_best.pt")
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     [raw] = (tmp_path / "run").glob("data/*/raw")
     lines = [*list(read_lines(raw / "test.en"))[:120], *list(read_lines(raw / "test_long.en"))[:80]]
     ours = translate(load_translator(checkpoint, None, True), lines, Search(), Batching(max_sentences=40))
@@ -224,7 +224,7 @@ def trained(tmp_path_factory):
 @torch.no_grad()
 def test_a_checkpoint_becomes_a_folder(trained, tmp_path):
     """Text in, text out; saved again and loaded again; the card says what is known."""
-    assert relpos("export", "transformers", trained, tmp_path / "out") == 0
+    assert relpos("export", "transformers", trained, "--out", tmp_path / "out") == 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
     auto = transformers.AutoModelForSeq2SeqLM
     model = auto.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
@@ -262,7 +262,7 @@ def test_the_way_back(kind, trained, tmp_path):
         (tmp_path / "text" / "dict.txt").write_text(text)
         checkpoint = tmp_path / "lm.pt"
         torch.save(made.checkpoint({}), checkpoint)
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     model = auto.from_pretrained(tmp_path / "out", trust_remote_code=True)
     next(model.parameters()).add_(0.5)  # as a training does
     model.save_pretrained(tmp_path / "saved")

@@ -40,7 +40,7 @@ def drawn(kind):
 def exported(kind, folder, **more):
     head, values = CASES[kind]
     model, checkpoint = write_checkpoint(folder, "bpe", **values | more)
-    assert relpos("export", "transformers", checkpoint, folder / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", folder / "out") == 0
     auto = getattr(transformers, head.auto)
     return model, checkpoint, auto.from_pretrained(folder / "out", trust_remote_code=True).eval(), auto
 
@@ -90,7 +90,7 @@ def test_the_way_back_is_exact(kind, tmp_path):
     assert {name.replace(*ours) for name in first.state} == set(back.state)
     for name, value in first.state.items():
         assert torch.equal(back.state[name.replace(*ours)], value), name
-    assert relpos("export", "transformers", tmp_path / "back" / "model.pt", tmp_path / "second") == 0
+    assert relpos("export", "transformers", tmp_path / "back" / "model.pt", "--out", tmp_path / "second") == 0
     weights = [load_file(tmp_path / part / "model.safetensors") for part in ("out", "second")]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
@@ -157,13 +157,13 @@ def test_heads_are_told_apart():
 def test_one_head_of_classes_is_exported(tmp_path, capsys):
     """config.json names the classes of one."""
     _, checkpoint = write_checkpoint(tmp_path, "bpe", classes=3, tokens=4, spans=True)
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 2
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 2
     assert "has the heads mine, entities: name one by --head" in capsys.readouterr().err
     for name, auto, classes in (
         ("mine", transformers.AutoModelForSequenceClassification, 3),
         ("entities", transformers.AutoModelForTokenClassification, 4),
     ):
-        assert relpos("export", "transformers", checkpoint, tmp_path / name, "--head", name) == 0
+        assert relpos("export", "transformers", checkpoint, "--out", tmp_path / name, "--head", name) == 0
         loaded = auto.from_pretrained(tmp_path / name, trust_remote_code=True)
         assert loaded.config.num_labels == classes and auto.__name__.endswith(loaded.config.architectures[0][6:])
 
@@ -207,6 +207,6 @@ def test_what_differs_is_not_exported(kind, spoilt, said, tmp_path, monkeypatch,
 
     monkeypatch.setattr(transformers_folder, "check_written", check)
     _, checkpoint = write_checkpoint(tmp_path, "bpe", **CASES[kind][1])
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 2
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

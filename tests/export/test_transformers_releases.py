@@ -66,7 +66,7 @@ def exported(tmp_path_factory):
     ):
         folder = tmp_path_factory.mktemp(name)
         model, checkpoint = write_checkpoint(folder, "bpe", **more)
-        assert relpos("export", "transformers", checkpoint, folder / "out") == 0
+        assert relpos("export", "transformers", checkpoint, "--out", folder / "out") == 0
         models[name] = folder / "out", model, hub_of(folder, model, "bpe")
     return models
 
@@ -78,7 +78,7 @@ def translated(tmp_path_factory):
     corpus = write_corpus(folder)
     train(corpus, folder / "model", "--position-scheme", "m4", "--max-update", "1")
     checkpoint = folder / "model" / "checkpoint_last.pt"
-    assert relpos("export", "transformers", checkpoint, folder / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", folder / "out") == 0
     return checkpoint, folder / "out"
 
 

@@ -21,7 +21,7 @@ KINDS = ("bpe", "wordpiece", "sentencepiece", "gpt2", "symbols")
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_the_checkpoints(kind, tmp_path):
     model, checkpoint = write_checkpoint(tmp_path, kind, segment_encoding="head")
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     hub = hub_of(tmp_path, model, kind)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
     tokenizer.save_pretrained(tmp_path / "again")
@@ -45,7 +45,7 @@ def test_ids_are_the_checkpoints(kind, tmp_path):
 def test_the_fast_tokenizers_are_fast(tmp_path):
     """tokenizer.json gives offsets, which question answering needs."""
     _, checkpoint = write_checkpoint(tmp_path, "bpe")
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.is_fast
     assert "token_type_ids" not in tokenizer(*PAIR)
@@ -54,7 +54,7 @@ def test_the_fast_tokenizers_are_fast(tmp_path):
 def test_other_dictionary_is_refused(tmp_path, capsys):
     _, checkpoint = write_checkpoint(tmp_path, "bpe")
     (tmp_path / "text" / "dict.txt").write_text("a 1\n")
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") != 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") != 0
     assert "text/dict.txt makes 5 rows, and the model has 299" in capsys.readouterr().err
     assert not list(tmp_path.glob("*out*"))
 
@@ -62,7 +62,7 @@ def test_other_dictionary_is_refused(tmp_path, capsys):
 def test_without_text_it_is_said(tmp_path, capsys):
     _, checkpoint = write_checkpoint(tmp_path, "bpe")
     shutil.rmtree(tmp_path / "text")
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     assert "tokenizer: none: no text/ beside" in capsys.readouterr().out
     assert not (tmp_path / "out" / "tokenizer_config.json").exists()
 
@@ -80,7 +80,7 @@ CLASSIFIED = {
 def test_heads_go_along_and_come_back(tmp_path):
     """A fine-tuned classifier: fairseq, transformers, fairseq; the card says what is known."""
     model, checkpoint = write_checkpoint(tmp_path, "bpe", classes=3, task=CLASSIFIED)
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     auto = transformers.AutoModelForSequenceClassification
     loaded = auto.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
     assert loaded.config.id2label == {0: "yes", 1: "no", 2: "perhaps"}
@@ -109,7 +109,7 @@ def test_heads_go_along_and_come_back(tmp_path):
 @torch.no_grad()
 def test_span_heads_go_along(tmp_path):
     model, checkpoint = write_checkpoint(tmp_path, "wordpiece", spans=True)
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     auto = transformers.AutoModelForQuestionAnswering
     loaded = auto.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
     tokens = torch.randint(4, 40, (3, 9))
@@ -129,7 +129,7 @@ def test_untied_output_stays_untied(tmp_path):
     state = torch.load(checkpoint, weights_only=True)
     state["model"]["encoder.lm_head.weight"] = torch.randn(8, 16)
     torch.save(state, checkpoint)
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     saved = load_file(tmp_path / "out" / "model.safetensors")
     name = "encoder.lm_head.weight"
     assert torch.equal(saved[f"roberta.{name}"], state["model"][name])
@@ -142,6 +142,6 @@ def test_several_heads_need_a_name(tmp_path, capsys):
     for name in [n for n in state["model"] if n.startswith("classification_heads.mine")]:
         state["model"][name.replace("mine", "other")] = state["model"][name].clone()
     torch.save(state, checkpoint)
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out") != 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") != 0
     assert "has the heads mine, other: name one by --head" in capsys.readouterr().err
-    assert relpos("export", "transformers", checkpoint, tmp_path / "out", "--head", "mine") == 0
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out", "--head", "mine") == 0

@@ -380,7 +380,7 @@ def test_malformed_checkpoints(inputs, tmp_path, capsys):
     @_fuzzed(path.read_bytes())
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        status = relpos("average", "--inputs", path, path, "--output", tmp_path / "mean.pt")
+        status = relpos("average", path, path, "--out", tmp_path / "mean.pt")
         assert_one_line(capsys, status, "bad.pt")
         status = relpos("convert", path, "--to", "m4", "--out", tmp_path / "out")
         assert_one_line(capsys, status, "bad.pt")

@@ -75,7 +75,7 @@ def test_prepare_wmt_beside_files_of_others(inputs: Inputs, tmp_path: Path, name
 
 def test_a_stamp_removes_no_file_that_it_does_not_describe(inputs: Inputs, tmp_path: Path, capsys) -> None:
     thesis = stamped(tmp_path / "out")
-    flags = ("--text", inputs.text, "--split", "0.8,0.1,0.1", "--level", "char", "--workers", "1")
+    flags = ("--text", inputs.text, "--shares", "0.8,0.1,0.1", "--level", "char", "--workers", "1")
     assert relpos("prepare", "lm", *flags, "--out", tmp_path / "out") == 2
     assert "thesis.tex is there already and was not written by this command" in capsys.readouterr().err
     assert thesis.read_bytes() == THESIS
@@ -96,9 +96,9 @@ def test_outputs_on_files_of_other_commands(inputs: Inputs, tmp_path: Path, caps
         (models / "MODEL_CARD.md", ("translate", checkpoint, source, "--out", models / "MODEL_CARD.md")),
         (
             glue / "CoLA" / "train.tsv",
-            ("prepare", "glue", glue, "--tokenizer", inputs.tokenizer, "--text", glue / "CoLA" / "train.tsv"),
+            ("prepare", "glue", glue, "--tokenizer-folder", inputs.tokenizer, "--text", glue / "CoLA" / "train.tsv"),
         ),
-        (glue / "CoLA" / "dev.tsv", ("prepare", "glue", glue, "--tokenizer", inputs.tokenizer, "--out", glue)),
+        (glue / "CoLA" / "dev.tsv", ("prepare", "glue", glue, "--tokenizer-folder", inputs.tokenizer, "--out", glue)),
     )
     for file, words in cases:
         before = sha256_of(file)
@@ -110,12 +110,12 @@ def test_outputs_on_files_of_other_commands(inputs: Inputs, tmp_path: Path, caps
 def test_a_command_replaces_no_other_commands_file(inputs: Inputs, tmp_path: Path, capsys) -> None:
     made = tmp_path / "a.txt"
     assert relpos("translate", inputs.translator, source_in(tmp_path), "--out", made, "--beam", "1") == 0
-    score = ("score", inputs.wmt / "test.de", "--reference", inputs.wmt / "test.de", "--language", "de")
-    assert relpos(*score, "--json", made) == 2
+    score = ("score", inputs.wmt / "test.de", "--reference", inputs.wmt / "test.de", "--target-lang", "de")
+    assert relpos(*score, "--out", made) == 2
     assert "a.txt is there already and was written by relpos translate: move it" in capsys.readouterr().err
 
 
-LM = ("prepare", "lm", "--split", "0.8,0.1,0.1", "--level", "char", "--workers", "1")
+LM = ("prepare", "lm", "--shares", "0.8,0.1,0.1", "--level", "char", "--workers", "1")
 
 
 @pytest.mark.parametrize("moved", ["state", "folder", "unwritable"])
@@ -148,7 +148,18 @@ def source_in(folder: Path) -> Path:
 
 def test_tables_of_a_folder_that_was_copied(inputs: Inputs, tmp_path: Path, monkeypatch) -> None:
     """What was written beside no stamp: a second run has another result and other records outside."""
-    flags = ("evaluate", "length", inputs.lm, inputs.stream, "--lengths", "8,16", "--mem-lens", "0", "--tokens")
+    flags = (
+        "evaluate",
+        "length",
+        inputs.lm,
+        "--data",
+        inputs.stream,
+        "--lengths",
+        "8,16",
+        "--mem-len",
+        "0",
+        "--tokens",
+    )
     assert relpos(*flags, "60", "--out", tmp_path / "a") == 0
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
@@ -173,7 +184,7 @@ def test_no_name_makes_a_file_ours(inputs: Inputs, tmp_path: Path, name: str) ->
     """Neither of a folder that notes of ours may lie in, nor of a temporary file, nor beside an output."""
     (tmp_path / ".stages").mkdir()
     (tmp_path / name).write_bytes(THESIS)
-    score = ("score", inputs.wmt / "test.de", "--reference", inputs.wmt / "test.de", "--language", "de", "--json")
+    score = ("score", inputs.wmt / "test.de", "--reference", inputs.wmt / "test.de", "--target-lang", "de", "--out")
     assert relpos(*score, tmp_path / name) == 2
     assert relpos(*score, tmp_path / "s.json") == 0
     assert (tmp_path / name).read_bytes() == THESIS
@@ -224,7 +235,7 @@ def test_a_strangers_note_stays(inputs: Inputs, tmp_path: Path) -> None:
 
 
 def test_a_pipe_in_a_folder_is_no_file_of_ours(inputs: Inputs, tmp_path: Path) -> None:
-    flags = ("prepare", "glue", inputs.glue, "--tokenizer", inputs.tokenizer, "--workers", "1", "--tasks", "RTE")
+    flags = ("prepare", "glue", inputs.glue, "--tokenizer-folder", inputs.tokenizer, "--workers", "1", "--tasks", "RTE")
     assert relpos(*flags, "--out", tmp_path / "out") == 0
     os.mkfifo(tmp_path / "out" / "RTE" / "pipe")
     assert relpos(*flags, "--out", tmp_path / "out", "--max-length", "20") == 2

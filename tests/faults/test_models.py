@@ -250,7 +250,7 @@ def test_checkpoints_of_translators(inputs, tmp_path):
     line.write_text("w1 w2\n")
     jobs = [
         Command("relpos", ("translate", path, line, "--data", data, "--cpu")),
-        Command("relpos", ("average", "--inputs", path, path, "--output", out / "mean.pt")),
+        Command("relpos", ("average", path, path, "--out", out / "mean.pt")),
         Command("relpos", ("plot", path, "--data", data, "--out", out / "plot")),
         fairseq("generate", data, "--path", path, "--max-tokens", "400", "--beam", "2", "--max-len-b", "3"),
         fairseq("validate", data, "--path", path, "--task", "translation", "--max-tokens", "400"),
@@ -271,7 +271,7 @@ def test_checkpoints_of_language_models(inputs, tmp_path):
     jobs = [
         Command("relpos", ("sample", path, "--data", data, "--prompt", "a b", "--tokens", "3", "--cpu")),
         Command("relpos", ("evaluate", "lm", path, "--data", data, "--split", "valid", "--tokens", "20")),
-        Command("relpos", ("average", "--inputs", path, path, "--output", out / "mean.pt")),
+        Command("relpos", ("average", path, path, "--out", out / "mean.pt")),
         fairseq("eval_lm", data, "--path", path, "--gen-subset", "valid", "--batch-size", "2"),
         fairseq("validate", data, "--path", path, *segment_corpus.TASK, "--batch-size", "2"),
         Command("train", (*resume, "--restore-file", path)),

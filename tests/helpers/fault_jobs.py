@@ -169,7 +169,7 @@ JOBS: dict[str, Callable[[Inputs, Path], int]] = {
     "train translation on two": on_two(_translation),
     "train xl on two": on_two(_language_model("relpos_transformer_xl_tiny")),
     "prepare lm": lambda i, out: relpos(
-        *("prepare", "lm", "--text", i.text, "--split", "0.8,0.1,0.1", "--level", "char"),
+        *("prepare", "lm", "--text", i.text, "--shares", "0.8,0.1,0.1", "--level", "char"),
         *("--out", out, "--workers", "1"),
     ),
     "prepare mlm": lambda i, out: relpos(
@@ -177,7 +177,7 @@ JOBS: dict[str, Callable[[Inputs, Path], int]] = {
         *("--vocab-size", "300", "--tokens-per-sample", "24", "--out", out, "--workers", "1"),
     ),
     "prepare glue": lambda i, out: relpos(
-        "prepare", "glue", i.glue, "--tokenizer", i.tokenizer, "--out", out, "--workers", "1"
+        "prepare", "glue", i.glue, "--tokenizer-folder", i.tokenizer, "--out", out, "--workers", "1"
     ),
     "prepare qa": lambda i, out: relpos(
         *("prepare", "qa", "--train", i.questions / "train.json", "--train-articles", "30"),
@@ -189,33 +189,33 @@ JOBS: dict[str, Callable[[Inputs, Path], int]] = {
     "convert": lambda i, out: relpos(
         "convert", i.checkpoint, "--data", i.packed, "--to", "learned+m4", "--out", out / "new"
     ),
-    "average": lambda i, out: relpos("average", "--inputs", i.checkpoint, i.checkpoint, "--output", out / "mean.pt"),
+    "average": lambda i, out: relpos("average", i.checkpoint, i.checkpoint, "--out", out / "mean.pt"),
     "export transformers": lambda i, out: relpos(
-        "export", "transformers", i.checkpoint, out / "served", "--data", i.packed
+        "export", "transformers", i.checkpoint, "--out", out / "served", "--data", i.packed
     ),
-    "export onnx": lambda i, out: relpos("export", "onnx", i.checkpoint, out / "served", "--data", i.packed),
+    "export onnx": lambda i, out: relpos("export", "onnx", i.checkpoint, "--out", out / "served", "--data", i.packed),
     "export ct2": lambda i, out: relpos(
-        "export", "ct2", i.translator, out / "served", "--data", i.translation, "--sentences", "8"
+        "export", "ct2", i.translator, "--out", out / "served", "--data", i.translation, "--sentences", "8"
     ),
     "compare": lambda i, out: relpos("compare", "run", i.spec, "--work", out / "work", "--results", out / "results"),
     "corpus": lambda i, out: relpos("corpus", "--out", out, "--train", "2000"),
     "evaluate qa": lambda i, out: relpos(
-        *("evaluate", "qa", i.questions / "valid.json", "--path", i.reader, "--cpu"), *("--out", out / "answers")
+        *("evaluate", "qa", i.questions / "valid.json", "--checkpoint", i.reader, "--cpu"), *("--out", out / "answers")
     ),
     "evaluate xtreme": lambda i, out: relpos(
         *("evaluate", "xtreme", "--qa-model", i.reader, "--qa-data", i.questions, "--cpu"),
         *("--xquad", i.xquad, "--out", out),
     ),
     "evaluate length": lambda i, out: relpos(
-        *("evaluate", "length", i.lm, i.stream, "--lengths", "8,16", "--mem-lens", "0,8"),
+        *("evaluate", "length", i.lm, "--data", i.stream, "--lengths", "8,16", "--mem-len", "0,8"),
         *("--tokens", "60", "--out", out),
     ),
     "evaluate lm": lambda i, out: relpos(
         *("evaluate", "lm", i.lm, "--data", i.stream, "--by-token", out / "tokens.jsonl")
     ),
     "score": lambda i, out: relpos(
-        *("score", i.wmt / "test.de", "--reference", i.wmt / "test.de", "--language", "de"),
-        *("--json", out / "score.json"),
+        *("score", i.wmt / "test.de", "--reference", i.wmt / "test.de", "--target-lang", "de"),
+        *("--out", out / "score.json"),
     ),
 }
 

@@ -68,7 +68,7 @@ def train(data: Path, save_dir: Path, *more: str | Path) -> str:
 def character_model(folder: Path) -> tuple[Path, Path]:
     """(a checkpoint with memory of 10 and segments of 8, its prepared characters)."""
     write_lines(folder / "text.txt", 30, 1)
-    options = ["--split", "0.8,0.2", "--level", "char", "--workers", "1"]
+    options = ["--shares", "0.8,0.2", "--level", "char", "--workers", "1"]
     prepare("lm", ["--text", folder / "text.txt", "--out", folder / "data", *options])
     train(folder / "data", folder / "checkpoints", "--max-update", "20")
     return folder / "checkpoints" / "checkpoint_last.pt", folder / "data"

@@ -419,7 +419,7 @@ def test_the_card_says_what_is_known(translation, characters) -> None:
 def test_an_averages_folder_is_enough(translation, capsys, tmp_path) -> None:
     checkpoint, raw, _ = translation
     out = tmp_path / "average" / "avg.pt"
-    assert relpos("average", "--inputs", checkpoint, "--output", out) == 0
+    assert relpos("average", checkpoint, "--out", out) == 0
     options = [raw / "test.en", "--beam", "1", "--max-len-b", "20"]
     found = [lines_of(capsys, "translate", path, *options) for path in (out, checkpoint)]
     assert found[0] == found[1] and len(found[0]) == 9

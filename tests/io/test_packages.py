@@ -29,8 +29,9 @@ COMMANDS = {  # a module that is hidden, the command that needs it, and the extr
     "sacremoses": ("prepare wmt en-de --from-dir raw --out out", "data"),
     "tokenizers": ("prepare mlm --train raw/train.en --valid raw/train.en --out out", "data"),
     "yaml": ("compare report spec.yaml", "compare"),
-    "sacrebleu": ("score raw/train.en --reference raw/train.en --language en", None),
+    "sacrebleu": ("score raw/train.en --reference raw/train.en --target-lang en", None),
     "triton": ("benchmark kernels", None),
+    "shtab": ("completion bash", None),
 }
 
 

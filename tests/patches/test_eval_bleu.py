@@ -71,7 +71,7 @@ def test_data_of_prepare_wmt_are_scored_as_relpos_score_does(units: str, flags: 
     said = cli.train(corpus, tmp_path / "model", "--eval-bleu", *beam, *flags, "--max-update", "150")
     paths = [str(corpus.binary), "--user-dir", str(cli.USER_DIR), "--path", tmp_path / "model" / "checkpoint_last.pt"]
     (tmp_path / "said").write_text(cli.call("generate", *paths, *cli.QUIET, *search))
-    score = ["score", tmp_path / "said", "--prepared", out, "--set", "valid", "--json", tmp_path / "json"]
+    score = ["score", tmp_path / "said", "--prepared", out, "--split", "valid", "--out", tmp_path / "json"]
     assert cli.relpos(*score) == 0
     (found,) = json.loads((tmp_path / "json").read_text()).values()
     assert cli.value(said, "bleu") == found["BLEU"][0] > 0

@@ -339,7 +339,7 @@ def test_damaged_data_are_not_read(tmp_path, capsys):
     text = tmp_path / "t.txt"
     text.write_text("".join(f"the cat sat on the mat {n}\n" for n in range(400)))
     out = tmp_path / "lm"
-    assert relpos("prepare", "lm", "--text", text, "--split", "0.8,0.1,0.1", "--level", "char", "--out", out) == 0
+    assert relpos("prepare", "lm", "--text", text, "--shares", "0.8,0.1,0.1", "--level", "char", "--out", out) == 0
     valid, old = out / "valid.bin", (out / "valid.bin").stat()
     whole = valid.read_bytes()
     load = lambda: data_utils.load_indexed_dataset(str(out / "valid"))  # noqa: E731

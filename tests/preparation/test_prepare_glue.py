@@ -44,7 +44,7 @@ def prepared(tmp_path_factory, glue, tokenizer) -> Path:
 
 
 def arguments(glue: Path, tokenizer: Path, out: Path, *more: str) -> list[str]:
-    return [*(str(glue), "--tokenizer", str(tokenizer), "--out", str(out), "--workers", "1"), *more]
+    return [*(str(glue), "--tokenizer-folder", str(tokenizer), "--out", str(out), "--workers", "1"), *more]
 
 
 def load(folder: Path, split: str, classes: int):
@@ -238,7 +238,7 @@ WRONG = {
     "--max-length must be 0 or at least 8": ["--max-length", "3"],
     "--workers must be at least 1": ["--workers", "0"],
     "XNLI: there is no folder": ["--tasks", "XNLI"],
-    "give --tokenizer and --out": [],
+    "give --tokenizer-folder and --out": [],
 }
 
 

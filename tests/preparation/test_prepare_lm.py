@@ -213,7 +213,7 @@ def test_sentencepiece_with_bytes_knows_every_character(text, tmp_path):
 def test_any_number_of_workers_makes_the_same(text, tmp_path, level, monkeypatch):
     monkeypatch.setattr(lm_encoding, "CHUNK", 500)
     text.write_text("\n\n".join(sentences(5, seed) for seed in range(20)))
-    options = ["--text", text, "--split", "0.8,0.1,0.1", "--level", level, "--vocab-size", 25]
+    options = ["--text", text, "--shares", "0.8,0.1,0.1", "--level", level, "--vocab-size", 25]
     options += ["--shards", 2, "--documents", "blank"]
     made = []
     for workers in (1, 3):
@@ -230,7 +230,7 @@ def test_an_exact_split_loses_nothing(tmp_path, level):
     (tmp_path / "a").write_text(sentences(30, 1) + "no end")
     (tmp_path / "b").write_text("日本\n" + sentences(30, 2))
     out = tmp_path / "out"
-    options = ["--text", tmp_path / "a", tmp_path / "b", "--level", level, "--split", "0.7,0.2,0.1"]
+    options = ["--text", tmp_path / "a", tmp_path / "b", "--level", level, "--shares", "0.7,0.2,0.1"]
     manifest = prepare(out, *options)
     whole = (tmp_path / "a").read_bytes() + (tmp_path / "b").read_bytes()
     total = len(whole) if level == "byte" else len(whole.decode())
@@ -244,7 +244,7 @@ def test_an_exact_split_loses_nothing(tmp_path, level):
 
 
 def test_a_split_by_lines(text, tmp_path):
-    prepare(tmp_path / "out", "--text", text, "--split", "0.9,0.1")
+    prepare(tmp_path / "out", "--text", text, "--shares", "0.9,0.1")
     files = [(tmp_path / "out" / "text" / f"{split}.txt").read_text() for split in ("train", "valid")]
     assert "".join(files) == text.read_text()
     assert [part.count("\n") for part in files] == [180, 20]
@@ -349,7 +349,7 @@ def test_bad_lines(tmp_path, capsys):
 BAD = {
     "either --train": [],
     "give either --train/--valid/--test, or --text, or --corpus": ["--train", "T", "--text", "T"],
-    "--split and --text belong together": ["--text", "T"],
+    "--shares and --text belong together": ["--text", "T"],
     "without --train there must be --dict": ["--valid", "T"],
     "missing does not exist: give a file that does": ["--train", "missing"],
     "the split valid is empty": ["--train", "T", "--valid", "EMPTY"],
@@ -361,7 +361,7 @@ BAD = {
     ],
     "so --vocab-size must be larger: at least": [*("--train", "T", "--level", "sentencepiece", "--vocab-size", "5")],
     "too short for 900 shards": ["--train", "T", "--shards", "900"],
-    "--split leaves train empty: the text has 200 lines": ["--text", "T", "--split", "0.001,0.999"],
+    "--shares leaves train empty: the text has 200 lines": ["--text", "T", "--shares", "0.001,0.999"],
     "--workers must be >= 1, got 0": ["--train", "T", "--workers", "0"],
     "--threshold must be >= 0, got -1": ["--train", "T", "--threshold", "-1"],
     "lower --threshold": ["--train", "T", "--threshold", "100000"],
@@ -471,7 +471,7 @@ def test_published_hashes_are_hashes():
 
 def test_real_text(shared_data, tmp_path, capsys):
     text = shared_data / "lm" / "tinyshakespeare.txt.gz"
-    options = ["--text", text, "--split", "0.9,0.05,0.05", "--level", "char"]
+    options = ["--text", text, "--shares", "0.9,0.05,0.05", "--level", "char"]
     manifest = prepare(tmp_path / "chars", *options, "--documents", "blank")
     with gzip.open(text, "rt", encoding="utf-8", newline="\n") as file:
         whole = file.read()
@@ -481,7 +481,7 @@ def test_real_text(shared_data, tmp_path, capsys):
     assert "| train   | 1,003,854 |" in capsys.readouterr().out
     manifest = prepare(
         *(tmp_path / "words", "--text", shared_data / "lm" / "wikitext2.valid.txt.gz"),
-        *("--split", "0.9,0.1", "--documents", "heading"),
+        *("--shares", "0.9,0.1", "--documents", "heading"),
     )
     counts = manifest["splits"]
     assert counts["train"]["tokens"] + counts["valid"]["tokens"] == 217_646  # as published
@@ -493,7 +493,7 @@ def test_real_text(shared_data, tmp_path, capsys):
 def test_killed_at_any_moment_and_run_again(tmp_path, seed):
     text = tmp_path / "text"
     text.write_text("\n\n".join(sentences(50, n) for n in range(300)))
-    options = ["--text", text, "--split", "0.8,0.1,0.1", "--documents", "blank", "--shards", 2]
+    options = ["--text", text, "--shares", "0.8,0.1,0.1", "--documents", "blank", "--shards", 2]
     prepare(tmp_path / "undisturbed", *options, "--workers", 1)
     command = [
         sys.executable,

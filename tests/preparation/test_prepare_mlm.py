@@ -223,7 +223,7 @@ def test_workers_change_nothing(tmp_path, text, monkeypatch):
     for workers in ("1", "3"):
         chunks = functools.partial(documents.in_chunks, characters=200 + int(workers))
         monkeypatch.setattr(documents, "in_chunks", chunks)
-        more = ["--workers", workers, "--tokenizer", "wordpiece", "--lowercase"]
+        more = ["--workers", workers, "--train-tokenizer", "wordpiece", "--lowercase"]
         prepare("mlm", arguments(tmp_path / workers, text, *more))
     assert contents(tmp_path / "1", ".stages") == contents(tmp_path / "3", ".stages")
 
@@ -356,7 +356,7 @@ def test_dictionary_is_fairseqs(prepared):
 
 
 def test_sentencepiece_of_several_languages(tmp_path, text):
-    more = ["--tokenizer", "sentencepiece", "--vocab-size", "80", "--character-coverage", "1.0"]
+    more = ["--train-tokenizer", "sentencepiece", "--vocab-size", "80", "--character-coverage", "1.0"]
     prepare("mlm", arguments(tmp_path / "out", text, *more))
     folder = tmp_path / "out" / "data-bin"
     assert (folder / "sentencepiece.model").exists()
@@ -381,11 +381,11 @@ BAD = {
     "left no document for validation": ["--hold-out", "0.000001"],
     "--tokens-per-sample must be at least 8": ["--tokens-per-sample", "4"],
     "fewer training documents than --shards 999": ["--shards", "999"],
-    "--lowercase belongs to --tokenizer wordpiece": ["--lowercase"],
+    "--lowercase belongs to --train-tokenizer wordpiece": ["--lowercase"],
     "--character-coverage belongs": ["--character-coverage", "1"],
     "documents must be blank, line, file": ["--documents", "("],
     "--vocab-size belongs to a tokenizer that is trained": ["--tokenizer-folder", ".", "--vocab-size", "90"],
-    "--tokenizer belongs to a tokenizer that is trained": ["--tokenizer-folder", ".", "--tokenizer", "bpe"],
+    "--train-tokenizer belongs to a tokenizer that is trained": ["--tokenizer-folder", ".", "--train-tokenizer", "bpe"],
     "--hold-out and --valid": ["--valid", "EMPTY"],
     "no tokenizer in": ["--tokenizer-folder", "."],
     "byte-level BPE needs a vocab_size of": ["--vocab-size", "40"],

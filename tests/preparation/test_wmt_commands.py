@@ -75,7 +75,7 @@ def test_slurm_job_keeps_the_papers_batch(tmp_path):
 def test_benchmark_measures_what_it_says(tmp_path, capsys):
     text = wmt_text.write_texts(tmp_path / "text")
     sizes = ["--pairs", "150", "300", "--usual-pairs", "60", "--vocab-size", "50"]
-    options = ["--text", str(text), "--workers", "1", "2", *sizes, "--out", str(tmp_path / "out")]
+    options = ["--from-dir", str(text), "--workers", "1", "2", *sizes, "--out", str(tmp_path / "out")]
     assert relpos("benchmark", "preparation", *options) == 0
     measured = json.loads((tmp_path / "out" / "benchmark.json").read_text())
     assert set(measured) == {"ours 150 1", "ours 150 2", "ours 300 1", "ours 300 2", "usual 60"}

@@ -207,6 +207,6 @@ def test_an_example(name: str, data: dict[str, Path], tmp_path: Path, capsys) ->
         (tmp_path / "in").write_text("w1 w2\tw1\n" if task == "sentence_prediction" else "w1 <mask>\n")
         job = "classify" if task == "sentence_prediction" else "fill"
         assert cli.relpos(job, checkpoint, tmp_path / "in", "--cpu") == 0, capsys.readouterr().err
-    average = ["--inputs", checkpoint, *(["--ema"] if "--store-ema" in flags else [resumed])]
-    assert cli.relpos("average", *average, "--output", tmp_path / "average.pt") == 0
+    average = [checkpoint, *(["--ema"] if "--store-ema" in flags else [resumed])]
+    assert cli.relpos("average", *average, "--out", tmp_path / "average.pt") == 0
     assert cli.relpos("plot", checkpoint, "--out", tmp_path / "plot") == 0, capsys.readouterr().err

@@ -39,7 +39,7 @@ def corpus(request, tmp_path_factory):
     text.write_text("\n".join(LINES * 8) + "\n")
     more = ["--vocab-size", "34"] if request.param == "sentencepiece" else []
     level = ["--level", request.param, "--out", folder / "data", *more]
-    prepare("lm", ["--text", text, "--split", "0.8,0.2", *level, "--workers", "1"])
+    prepare("lm", ["--text", text, "--shares", "0.8,0.2", *level, "--workers", "1"])
     return request.param, folder / "data", text.read_text()
 
 
