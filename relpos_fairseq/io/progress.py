@@ -61,6 +61,11 @@ def say(line: str, file: TextIO | None = None) -> None:
     file.flush()
 
 
+def hush() -> None:
+    """Say no more of what is under way: it waits for a person who types."""
+    _under_way.clear()
+
+
 def tick() -> None:
     """Say what is under way, if a line is due; renew a bar."""
     global _next
@@ -197,8 +202,8 @@ class LogProgress:
 
 
 def _noted(work: Bar | LogProgress) -> str:
-    """Return what else is known of work; a file that it is read from may be absent, or be written just now."""
-    with suppress(OSError, ValueError):
+    """Return what else is known of work; what it is read from may be absent, or be written just now."""
+    with suppress(Exception):
         return work.note()
     return ""
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from relpos_fairseq.cli import command, main
 from relpos_fairseq.io import processes, progress, stages
 from relpos_fairseq.io.files import Hashes
+from relpos_fairseq.io.lines import lines_of
 
 # Commands that end in seconds whatever they are given; every other one is held to a line a minute.
 QUICK = {
@@ -129,6 +130,15 @@ def test_a_child_begins_with_nothing_under_way(tmp_path):
     with progress.doing("parent"):
         processes.in_fork(child, log, "child")
     assert log.read_text() == "0 None\nat work\n" and processes.last_line(log) == "at work"
+
+
+def test_nothing_while_a_person_types(clock, capsys, monkeypatch):
+    typed = SimpleNamespace(isatty=lambda: True, buffer=[b"one\n"])
+    monkeypatch.setattr("sys.stdin", typed)
+    with progress.doing("relpos translate"):
+        for _ in lines_of(None):
+            clock.work(200)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_note_that_cannot_be_read_costs_nothing(clock, tmp_path, capsys):
