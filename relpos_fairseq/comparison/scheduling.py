@@ -214,14 +214,14 @@ class ProcessPool:
         told, took, left = [], list(self.took), 0.0
         for run in list(self.active.values()):
             log, updates = TrainingLog.of(self.comparison.folder(run) / "train.log"), int(run.flags["max-update"])
-            at = "begins"
+            at = f"begins (its log has a line every {run.flags['log-interval']} updates)"
             if log.updates:
                 own = log.wall * max(updates / log.updates - 1, 0)
                 took, left = [*took, log.wall + own], left + own
                 at = f"update {log.updates:,} of {updates:,}, training loss {log.loss}, "
                 at += f"{duration(own)} left" if own else "scored now"
             told.append(f"{run.title}: {at}")
-        if took:
+        if took and (told or self.waiting):
             left += len(self.waiting) * mean(took)
             told.append(f"all in about {duration(left / self.comparison.workers)}")
         return "; ".join(told)

@@ -187,8 +187,10 @@ class LogProgress:
         seconds = max(now - self.start, 1e-9)
         parts = [f"{self.description}: {duration(seconds)}"]
         if self.unit:
-            of = f" of {self.amount(self.total)} ({self.n / self.total:.0%})" if self.total else ""
-            parts = [f"{self.description}: {self.amount(self.n)}{of}, {duration(seconds)}"]
+            far = (
+                f"{self.amount(self.n, self.total)} ({self.n / self.total:.0%})" if self.total else self.amount(self.n)
+            )
+            parts = [f"{self.description}: {far}", duration(seconds)]
             parts += [f"{self.amount(self.n / seconds)}/s"] if self.n > seconds else []
         if note := _noted(self):
             parts += [note]
@@ -196,9 +198,10 @@ class LogProgress:
             parts += [f"{duration(seconds * (self.total / self.n - 1))} left"]
         return ", ".join(parts)
 
-    def amount(self, n: float) -> str:
-        """Write a number with its unit."""
-        return f"{n / 1e6:,.1f} MB" if self.unit == "B" else f"{n:,.0f} {self.unit.strip()}"
+    def amount(self, *numbers: float) -> str:
+        """Write numbers with their unit: `3 of 10 lines`."""
+        scale, digits, unit = (1e6, 1, "MB") if self.unit == "B" else (1, 0, self.unit.strip())
+        return f"{' of '.join([f'{n / scale:,.{digits}f}' for n in numbers])} {unit}"
 
 
 def _noted(work: Bar | LogProgress) -> str:

@@ -338,7 +338,7 @@ def test_what_remains_of_runs_at_work(tmp_path, capsys):
     pool.active[None] = run
     log = comparison.folder(run) / "train.log"
     log.parent.mkdir(parents=True)
-    assert pool.note() == f"{run.title}: begins"
+    assert pool.note() == f"{run.title}: begins (its log has a line every 5 updates)"
     for updates, left, all_in in ((3, "90 s left", "4 min"), (12, "scored now", "2 min")):
         values = {"num_updates": updates, "loss": "2.5", "wps": "9", "wall": "30" if updates == 3 else "120"}
         log.write_text(f"x | INFO | train_inner | {json.dumps(values)}\n")

@@ -51,10 +51,10 @@ def test_a_line_a_minute_with_what_remains(clock, capsys):
         clock.work(30)
     out, lines = capsys.readouterr()
     assert not out and [line.split(", ")[0] for line in lines.splitlines()] == [
-        *("read: 0 files of 10 files (0%)", "read: 2 files of 10 files (20%)", "read: 4 files of 10 files (40%)"),
-        *("read: 6 files of 10 files (60%)", "read: 8 files of 10 files (80%)"),
+        *("read: 0 of 10 files (0%)", "read: 2 of 10 files (20%)", "read: 4 of 10 files (40%)"),
+        *("read: 6 of 10 files (60%)", "read: 8 of 10 files (80%)"),
     ]
-    assert lines.splitlines()[1] == "read: 2 files of 10 files (20%), 70 s, 5 min left"
+    assert lines.splitlines()[1] == "read: 2 of 10 files (20%), 70 s, 5 min left"
 
 
 @given(st.lists(st.integers(0, 200), max_size=20))
