@@ -223,7 +223,7 @@ class ProcessPool:
             told.append(f"{run.title}: {at}")
         if took and (told or self.waiting):
             left += len(self.waiting) * mean(took)
-            told.append(f"all in about {duration(left / self.comparison.workers)}")
+            told.insert(0, f"all in about {duration(left / self.comparison.workers)}")
         return "; ".join(told)
 
 

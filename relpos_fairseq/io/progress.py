@@ -16,7 +16,7 @@ except ModuleNotFoundError:  # `relpos benchmark attention` needs torch alone
 
 MARKUP = re.compile(r"[\\`*|\[\]]")  # what Markdown would read as more than text
 FORMULA, NUMBER = ("=", "+", "-", "@", "\t", "\r"), re.compile(r"[-+][\d.]+(e[-+]?\d+)?|-inf")
-FIRST, EVERY = 10.0, 60.0  # seconds until long work says the first line, and between two lines
+FIRST, EVERY = 10.0, 60.0  # seconds until long work is shown, or its bar renewed, and between two lines of a log
 TICK = 1.0  # seconds between two looks of the thread that says what no step says itself
 
 _lock = threading.RLock()  # of what follows, and of what is said: a fork waits, and begins in no line's middle
@@ -72,10 +72,12 @@ def tick() -> None:
     if (now := time.monotonic()) < _next:
         return
     with _lock, suppress(OSError, ValueError):  # nobody may read on
-        work = _under_way[-1] if _under_way else None
-        if isinstance(work, Bar):
+        if not _under_way or now < _next:
+            return
+        if isinstance(work := _under_way[-1], Bar):
+            _next = now + FIRST
             work.renew()
-        elif work is not None and now >= _next:
+        else:
             _next = now + EVERY
             say(": ".join([*(one.description for one in _under_way[:-1]), work.line(now)]), sys.stderr)
 

@@ -342,7 +342,8 @@ def test_what_remains_of_runs_at_work(tmp_path, capsys):
     for updates, left, all_in in ((3, "90 s left", "4 min"), (12, "scored now", "2 min")):
         values = {"num_updates": updates, "loss": "2.5", "wps": "9", "wall": "30" if updates == 3 else "120"}
         log.write_text(f"x | INFO | train_inner | {json.dumps(values)}\n")
-        assert pool.note() == (f"{run.title}: update {updates} of 12, training loss 2.5, {left}; all in about {all_in}")
+        at = f"update {updates} of 12, training loss 2.5, {left}"
+        assert pool.note() == f"all in about {all_in}; {run.title}: {at}"
     comparison.store.write(run.name(comparison.code), {"seconds": 50.0, "sets": {"test": {"seconds": 10.0}}})
     assert comparison.durations() == [60.0] and not capsys.readouterr().out
     comparison.prepare = lambda runs: None
