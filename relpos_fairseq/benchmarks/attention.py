@@ -30,7 +30,6 @@ from relpos_fairseq.benchmarks.measurement import (
     draw_lengths,
     machine,
     peak_mebibytes,
-    progress,
     table,
     time_cell,
     timed_rows,
@@ -53,6 +52,7 @@ from relpos_fairseq.benchmarks.workload import (
     schemes_of,
     setting_of,
 )
+from relpos_fairseq.io.progress import progress
 from relpos_fairseq.schemes import parse_hybrid
 
 OURS = [name for name in BACKENDS if name != "reference"]  # which is --naive
@@ -222,7 +222,7 @@ def _times(run: AttentionRun, candidates: list[Candidate], mode: str) -> list[di
 def _memory(candidates: list[Candidate]) -> list[dict]:
     """Return a row each: the peaks of training and of a forward pass, beyond the inputs."""
     rows, setting = [], candidates[0].setting
-    with progress(len(candidates), f"memory {setting.length}") as bar:
+    with progress(total=len(candidates), description=f"memory {setting.length}") as bar:
         for candidate in candidates:
             train, forward = (peak_mebibytes(runner(candidate, mode), setting.device) for mode in ("train", "forward"))
             scheme = getattr(candidate, "attention", candidate)
@@ -253,7 +253,7 @@ RowRanges = Sequence[tuple[int, int]]
 def checked(run: AttentionRun, candidates: list[Candidate], modes: list[str]) -> list[Candidate]:
     """Return the candidates that may be timed, each compared with fp64; a wrong one is an error."""
     kept = []
-    with progress(len(candidates), f"checking length {candidates[0].setting.length}") as bar:
+    with progress(total=len(candidates), description=f"checking length {candidates[0].setting.length}") as bar:
         for candidate in candidates:
             bar.update()
             if isinstance(candidate, Flex) and not _compiles(run, candidate):

@@ -13,7 +13,6 @@ from relpos_fairseq.benchmarks.measurement import (
     add_times,
     machine,
     peak_mebibytes,
-    progress,
     table,
     time_cell,
     versions,
@@ -37,6 +36,7 @@ from relpos_fairseq.benchmarks.workload import (
     set_labels,
     setting_of,
 )
+from relpos_fairseq.io.progress import progress
 from relpos_fairseq.schemes import DEFAULT
 
 BASELINE = DEFAULT["masked_lm"]  # BERT's own positions
@@ -95,7 +95,7 @@ def add_parameter_rows(args: Options, log: RowLog, where: dict) -> None:
     whole = replace(step_of(args, args.lengths[0]), layers=0, vocab_size=BERT_WORDS)
     whole = replace(whole, positions=BERT_POSITIONS, device=torch.device("cpu"))
     without = count_parameters(masked_lm(PLAIN, whole))
-    with progress(len(args.schemes), "parameters") as bar:
+    with progress(total=len(args.schemes), description="parameters") as bar:
         for scheme in args.schemes:
             added = count_parameters(masked_lm(scheme, whole)) - without
             log.add(column, [{"name": scheme, "parameters": added, "without": without}])
@@ -111,7 +111,7 @@ def measure(args: Options, log: RowLog, where: dict) -> None:
             column = where | {"column": f"{mode} {length}"}
             add_times(log, column, BASELINE, others, TOGETHER, partial(make, setting=what), args)
         column, names = where | {"column": f"memory {length}"}, [BASELINE, *others]
-        with progress(len(names), f"memory {length}") as bar:
+        with progress(total=len(names), description=f"memory {length}") as bar:
             for scheme in names:
                 if log.lacks(column, [scheme]):
                     peak = peak_mebibytes(masked_lm_training_step(scheme, what), what.device)
@@ -122,7 +122,7 @@ def measure(args: Options, log: RowLog, where: dict) -> None:
 def count_rows(labels: Sequence[str], what: MaskedLMSetting, limit: int, log: RowLog, where: dict) -> None:
     """Add to a log how many rows a training step holds in `limit` MiB (Huang2020, section 3.6)."""
     column = where | {"column": f"rows in {limit} MiB, {what.length}"}
-    with progress(len(labels), column["column"]) as bar:
+    with progress(total=len(labels), description=column["column"]) as bar:
         for scheme in labels:
             if log.lacks(column, [scheme]):
                 own = weights(scheme, what)

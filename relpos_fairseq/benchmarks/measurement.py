@@ -13,11 +13,9 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +23,7 @@ from torch.utils.benchmark import timer
 
 from relpos_fairseq.benchmarks.workload import Options
 from relpos_fairseq.io.files import atomic_path, write_text
+from relpos_fairseq.io.progress import progress
 from relpos_fairseq.io.reading import reading
 
 if TYPE_CHECKING:
@@ -291,7 +290,7 @@ def timed_rows(
     Returns:
         A row each: name, ms, least_ms, spread, ratio of medians, least_ratio of minima, samples, noisy.
     """
-    with progress(len(runs) * (rounds + 1), column) as bar:
+    with progress(total=len(runs) * (rounds + 1), description=column, unit="samples") as bar:
         times, noisy = time_in_turns(runs, rounds, seconds, bar.update)
     base = times[baseline]
     samples = sum(len(found.samples) for found in times.values())
@@ -313,15 +312,6 @@ def timed_rows(
         }
         for name, found in times.items()
     ]
-
-
-def progress(total: int, description: str) -> AbstractContextManager:
-    """Return a context whose `update()` counts one more of `total`; shown where tqdm is installed."""
-    try:
-        from relpos_fairseq.io.progress import progress as shown
-    except ModuleNotFoundError:
-        return nullcontext(SimpleNamespace(update=lambda: None))
-    return shown(total=total, description=description, unit="sample")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from relpos_fairseq.cli import command
 from relpos_fairseq.io.command import run_command, wait_passively
 from relpos_fairseq.io.ledger import writing_as
+from relpos_fairseq.io.progress import doing
 from relpos_fairseq.version import __version__
 
 # Subcommands in the order of the overview: the file that declares them, the first word of a group, the names in it.
@@ -80,7 +81,8 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> int:
         given = command.parse(declared, program, argv)
         with writing_as(f"relpos {name}", command.homes_of(given)):
             command.check(given)
-            return given.run(argv)
+            with doing(f"relpos {name}"):
+                return given.run(argv)
 
     return run_command(run, rest, declared.interrupted)
 

@@ -208,7 +208,9 @@ class TrainingLog:
     epochs: list[float] = field(default_factory=list)  # tokens a second, of every epoch
     # all that a validation logged, by the number of updates
     valid: dict[int, dict[str, float]] = field(default_factory=dict)
-    newest: str = ""  # the last line of training, in words
+    updates: int = 0  # so far
+    wall: float = 0.0  # seconds of training so far
+    loss: str = ""  # the newest of training
 
     @classmethod
     def of(cls, path: Path) -> TrainingLog:
@@ -228,7 +230,8 @@ class TrainingLog:
         part, values = match[1], parse_json(match[2], dict[str, float | str | None])
         if part == "train_inner":
             self.speeds.append(float(values["wps"]))
-            self.newest = f"update {values['num_updates']}, training loss {values['loss']}"
+            self.updates, self.wall = int(values["num_updates"]), float(values.get("wall", 0.0))
+            self.loss = str(values["loss"])
         elif part == "train":  # an epoch's end
             self.epochs.append(float(values["train_wps"]))
         else:

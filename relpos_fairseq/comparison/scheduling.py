@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
 
 from relpos_fairseq.comparison.results import ResultStore
 from relpos_fairseq.comparison.run import Run, TrainingLog, code_version, runs_of
@@ -20,9 +21,9 @@ from relpos_fairseq.comparison.tasks.base import prepare_process
 from relpos_fairseq.io.errors import BusyError, ToolError, UserError
 from relpos_fairseq.io.files import write_text
 from relpos_fairseq.io.processes import Fork
-from relpos_fairseq.io.progress import counted
+from relpos_fairseq.io.progress import counted, duration, progress, say
 
-SHOWN = 30.0  # seconds between two lines about runs at work
+RETRY = 30.0  # seconds until a run is tried again that another process has at work
 FAILED = "failed.txt"
 BUSY = 75  # exit status where another process is at work on the run (sysexits.h: EX_TEMPFAIL)
 
@@ -86,6 +87,12 @@ class Comparison:
             return self.store.newest(run.task.label, run.scheme, run.seed, run.settings)
         return found
 
+    def durations(self) -> list[float]:
+        """Return the seconds of the runs that have ended."""
+        found = filter(None, map(self.result, self.runs))
+        every = [sum(one.get("seconds", 0.0) for one in (each, *each["sets"].values())) for each in found]
+        return [seconds for seconds in every if seconds]
+
     def missing(self) -> list[Run]:
         """Return the runs without a result."""
         return [run for run in self.runs if self.result(run) is None]
@@ -97,7 +104,11 @@ class Comparison:
             executor: makes runs, and returns why some failed by their titles; None: a `ProcessPool`.
         """
         missing = self.missing()
-        print(f"{counted(len(self.runs), 'run')}, {len(missing)} to do", flush=True)
+        took = self.durations()
+        about = (
+            f", about {duration(mean(took) * len(missing) / self.workers)} by the others" if missing and took else ""
+        )
+        print(f"{counted(len(self.runs), 'run')}, {len(missing)} to do{about}", flush=True)
         failed = {}
         if missing:
             self.prepare(missing)
@@ -147,21 +158,21 @@ class ProcessPool:
         self.comparison, self.waiting, self.total = comparison, list(runs), len(runs)
         self.active: dict[Fork, Run] = {}
         self.failed: dict[str, str] = {}
-        self.done, self.shown = 0, time.monotonic()
-        self.newest: dict[str, str] = {}  # the last line printed about a run, by its title
+        self.took = comparison.durations()
+        self.bar = progress(total=self.total, description="runs", unit="runs", note=self.note)
         self.later: dict[str, float] = {}  # when to try again what another process was at work on, by title
 
     def run(self) -> dict[str, str]:
         """Make all runs; return the reasons of those that failed, by title."""
         try:
-            while self.waiting or self.active:
-                while len(self.active) < self.comparison.workers and (run := self.next()):
-                    log = self.comparison.folder(run) / "cell.log"
-                    self.active[Fork(partial(self.comparison.finish, run), log)] = run
-                for fork in [fork for fork in self.active if fork.poll() is not None]:
-                    self.take(fork, self.active.pop(fork))
-                self.show()
-                time.sleep(0.1)
+            with self.bar:
+                while self.waiting or self.active:
+                    while len(self.active) < self.comparison.workers and (run := self.next()):
+                        log = self.comparison.folder(run) / "cell.log"
+                        self.active[Fork(partial(self.comparison.finish, run), log)] = run
+                    for fork in [fork for fork in self.active if fork.poll() is not None]:
+                        self.take(fork, self.active.pop(fork))
+                    time.sleep(0.1)
         finally:
             for fork in self.active:
                 fork.end()
@@ -181,8 +192,8 @@ class ProcessPool:
         """Record how a child ended: try its run again later if another process works on it."""
         if fork.status == BUSY:
             if run.title not in self.later:
-                print(f"  {run.title}: another process is at it; tried again later", flush=True)
-            self.later[run.title] = time.monotonic() + SHOWN
+                say(f"  {run.title}: another process is at it; tried again later")
+            self.later[run.title] = time.monotonic() + RETRY
             self.waiting.append(run)
         elif fork.status:
             self.failed[run.title] = fork.reason().removeprefix("error: ")
@@ -190,24 +201,30 @@ class ProcessPool:
         else:
             sets = (self.comparison.result(run) or {"sets": {}})["sets"].items()
             values = [f"{name} {metric} {v:.2f}" for name, one in sets for metric, v in one["values"].items()]
+            self.took.append(fork.seconds)
             self.count(run, f"{', '.join(values)} ({fork.seconds:.0f} s)")
 
     def count(self, run: Run, end: str) -> None:
         """Count a run that has ended, and print how."""
-        self.done += 1
-        print(f"[{self.done}/{self.total}] {run.title}: {end}", flush=True)
+        self.bar.update()
+        say(f"[{self.bar.n}/{self.total}] {run.title}: {end}")
 
-    def show(self) -> None:
-        """Print every `SHOWN` seconds how far the runs at work are, where that has changed."""
-        if time.monotonic() - self.shown < SHOWN:
-            return
-        self.shown = time.monotonic()
-        for run in self.active.values():
-            log = TrainingLog.of(self.comparison.folder(run) / "train.log")
-            line = f"  {run.title}: {log.newest or 'begins'}"
-            if self.newest.get(run.title) != line:
-                print(line, flush=True)
-            self.newest[run.title] = line
+    def note(self) -> str:
+        """Say how far the runs at work are, and what remains by them and by those that have ended."""
+        told, took, left = [], list(self.took), 0.0
+        for run in list(self.active.values()):
+            log, updates = TrainingLog.of(self.comparison.folder(run) / "train.log"), int(run.flags["max-update"])
+            at = f"begins (its log has a line every {run.flags['log-interval']} updates)"
+            if log.updates:
+                own = log.wall * max(updates / log.updates - 1, 0)
+                took, left = [*took, log.wall + own], left + own
+                at = f"update {log.updates:,} of {updates:,}, training loss {log.loss}, "
+                at += f"{duration(own)} left" if own else "scored now"
+            told.append(f"{run.title}: {at}")
+        if took and (told or self.waiting):
+            left += len(self.waiting) * mean(took)
+            told.insert(0, f"all in about {duration(left / self.comparison.workers)}")
+        return "; ".join(told)
 
 
 def run_jobs(comparison: Comparison, cluster: str) -> int:
@@ -234,10 +251,10 @@ def run_jobs(comparison: Comparison, cluster: str) -> int:
             jobs = [executor.submit(finish_job, shared, run) for run in runs]
         print(f"submitted: {', '.join(job.job_id for job in jobs)}", flush=True)
         failed = {}
-        for job, run in zip(jobs, runs, strict=True):
+        for job, run in progress(list(zip(jobs, runs, strict=True)), description="jobs", unit="jobs"):
             if error := job.exception():
                 failed[run.title] = comparison.failure(run) or str(error).strip().splitlines()[-1]
-            print(f"{run.title}: {'failed' if error else 'done'}", flush=True)
+            say(f"{run.title}: {'failed' if error else 'done'}")
         return failed
 
     return comparison.run(in_jobs)

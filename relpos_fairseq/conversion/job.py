@@ -50,6 +50,7 @@ from relpos_fairseq.conversion.writer import checkpoint_of, write_checkpoint, wr
 from relpos_fairseq.heads import MASKED_LM, RANKING, Head, head_of
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, atomic_path
+from relpos_fairseq.io.progress import doing
 from relpos_fairseq.models.building import build_generating, build_roberta, load_tensors, run_generating
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import SPECIAL
@@ -113,10 +114,12 @@ def convert_on_disk(job: Job, path: Path, out: Path, data: Path | None = None) -
     if job.to in HUGGING_FACE and out.suffix == ".pt":
         raise ConversionError(f"--to {job.to} writes a folder: --out {out} must not end in .pt")
     with _quiet(), _named(path):
-        source = read(path, data, job.length)
+        with doing("read"):
+            source = read(path, data, job.length)
         notes = (f"note      {note}" for note in source.notes)
         print(f"source    {source.kind}: {source.path}", *notes, sep="\n", flush=True)
-        result = convert_source(job, source, print)
+        with doing("convert tensors"):
+            result = convert_source(job, source, print)
         whole = atomic_path if out.suffix == ".pt" else atomic_folder
         with whole(out) as making:
             result.write(making, print)
@@ -196,8 +199,10 @@ class Result:
             for line in ledger.lines():
                 log(line)
         self.begin(place)
-        differences = compare_and_log(self.report, lambda: self.run(place), self.probe, log)
-        self.finish(place, differences, log)
+        with doing("compare outputs"):
+            differences = compare_and_log(self.report, lambda: self.run(place), self.probe, log)
+        with doing("write"):
+            self.finish(place, differences, log)
 
     def begin(self, place: Path) -> None:
         """Write what the comparison needs; nothing, where models are compared in memory."""

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from relpos_fairseq.data.squad import Question, QuestionFile
+from relpos_fairseq.io.progress import progress
 from relpos_fairseq.text import Encoding, Tokenizer
 
 IGNORED = -1  # a target that the loss leaves out
@@ -256,9 +255,7 @@ class QuestionEncoder:
         logger.warning("%s; %s", message, "dropped" if dropped else "truncated")
 
     def _encodings(self, texts: Sequence[str], what: str) -> Iterator[Encoding]:
-        shown = sys.stderr.isatty() and len(texts) > _AT_ONCE
-        chunks: Iterable[int] = range(0, len(texts), _AT_ONCE)
-        for first in tqdm(chunks, f"tokenise {what}", disable=not shown, leave=False):
+        for first in progress(range(0, len(texts), _AT_ONCE), description=f"tokenise {what}", unit="chunks"):
             yield from self.tokenizer.encode_batch(texts[first : first + _AT_ONCE])
 
     def _numbers(self, encoding: Encoding) -> np.ndarray:

@@ -10,6 +10,7 @@ import torch
 from relpos_fairseq.checkpoint_files import check_finite, read_checkpoint
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_path, check_outputs
+from relpos_fairseq.io.progress import progress
 from relpos_fairseq.placement import decode_text
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import copy_assets, find_assets, text_folders
@@ -86,7 +87,7 @@ def average(paths: Sequence[Path], ema: bool = False) -> dict:
     model = first["model"]
     check_finite(model, paths[0])
     sums = {k: v.double() for k, v in model.items() if torch.is_floating_point(v)}
-    for path in paths[1:]:
+    for path in progress(paths[1:], description="average", unit="checkpoints"):
         state = load_state(path, ema)
         other = state["model"]
         check_same(paths[0], model, path, other)

@@ -18,7 +18,7 @@ from relpos_fairseq.export.model_adapters import Graph, ModelAdapter, adapter_of
 from relpos_fairseq.export.optional_imports import ExportError, require
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.io.files import atomic_folder, sha256_of, write_json
-from relpos_fairseq.io.progress import progress
+from relpos_fairseq.io.progress import doing, progress
 from relpos_fairseq.plots.stacks import load_checkpoint
 
 TOLERANCE = 1e-3  # of logits, in fp32
@@ -54,7 +54,8 @@ def export(checkpoint: Path, out: Path, data: Path | None, quantization: str | N
         runs, facts = {}, {}
         for graph in progress(kind.graphs(), description="export", unit="graphs"):
             path = folder / f"{graph.name}.onnx"
-            write(graph, path)
+            with doing(f"write {path.name}"):
+                write(graph, path)
             runs[graph.name] = runner(path)
             facts[path.name] = {
                 "inputs": {name: described(graph, name) for name in graph.inputs},
@@ -69,7 +70,7 @@ def export(checkpoint: Path, out: Path, data: Path | None, quantization: str | N
                 f"{TOLERANCE:.0e}), so nothing was written"
             )
         if quantization:
-            for path in sorted(folder.glob("*.onnx")):
+            for path in progress(sorted(folder.glob("*.onnx")), description="quantize", unit="graphs"):
                 quantize(path)
             runs = {path.stem: runner(path) for path in folder.glob("*.onnx")}
             largest, size, text = compare(kind, runs)
@@ -171,7 +172,7 @@ def runner(path: Path) -> Run:
 def compare(kind: ModelAdapter, runs: dict[str, Run]) -> tuple[float, float, str]:
     """Return the largest difference at sizes that were not traced, the largest logit, and the sizes in words."""
     largest, size, sizes = 0.0, 0.0, []
-    for rows, length in kind.sizes():
+    for rows, length in progress(kind.sizes(), description="compare", unit="sizes"):
         sizes.append(f"{rows} x {length}")
         for ours, theirs in kind.compared(runs, rows, length):
             found = float(np.abs(ours.double().numpy() - theirs.astype(np.float64)).max())

@@ -54,6 +54,7 @@ from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Search
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, sha256_of
+from relpos_fairseq.io.progress import doing
 from relpos_fairseq.models.building import shared_names
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
@@ -137,7 +138,8 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
         config = roberta_config(source, heads, text)
         save_file(tensors_of(source, heads, config), folder / "model.safetensors", {"format": "pt"})
         config.save_pretrained(folder)
-        differences = differences_of(source, heads, folder)
+        with doing("compare outputs"):
+            differences = differences_of(source, heads, folder)
         if text is not None:
             copy_assets(text, folder)
             segments = source.plan.segment_encoding != "none"
@@ -339,7 +341,8 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
             said = write_tokenizer(folder, form, sides, longest=model.decoder.positions.plan.longest)
         head = TRANSLATION if kind is RelPosForSeq2SeqLM else CAUSAL_LM
         segment = int(config.values["tokens_per_sample"]) if kind is RelPosWithMemoryForCausalLM else None
-        differences, closing = check_generated(folder, out, model, head, segment, sides, text is not None)
+        with doing("compare outputs"):
+            differences, closing = check_generated(folder, out, model, head, segment, sides, text is not None)
         facts = {"transformers": transformers.__version__}
         for part in parts:
             name = part.positions.plan.shape.seed_name

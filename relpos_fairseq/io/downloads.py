@@ -11,6 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -29,8 +30,8 @@ from relpos_fairseq.io.files import (
     write_json,
     write_text,
 )
-from relpos_fairseq.io.progress import Bar
 from relpos_fairseq.io.progress import progress as progress_of
+from relpos_fairseq.io.progress import say
 from relpos_fairseq.io.reading import read_json
 
 if TYPE_CHECKING:
@@ -209,24 +210,24 @@ def run_transfers(
     The pool's threads are daemons: a Ctrl-C in the main thread ends the program at once, whatever a
     server is doing; the `.partial` files are then resumed by the next run.
     """
-    stop, bar, network = threading.Event(), None, Network(**options)
+    stop, network = threading.Event(), Network(**options)
+    bar: AbstractContextManager = nullcontext()
     if progress:
         names = ", ".join(f"{source.name} ({describe_size(source.size)})" for source in sources)
         print(f"downloading {names} to {folder}", flush=True)
         sizes = [source.size for source in sources if source.size is not None]
-        bar = progress_of(total=sum(sizes) if len(sizes) == len(sources) else None, description="download", unit="B")
-        network = Network(**options, log=Bar.write, count=bar.update)
+        total = sum(sizes) if len(sizes) == len(sources) else None
+        bar = counter = progress_of(total=total, description="download", unit="B")
+        network = Network(**options, log=say, count=counter.update)
 
     def work(source: RemoteFile) -> tuple[str, list[str]]:
         return source.name, [] if stop.is_set() else download_from_mirrors(source, folder, stop, hashes, network)
 
     try:
-        with ThreadPool(min(workers, len(sources))) as pool:
+        with bar, ThreadPool(min(workers, len(sources))) as pool:
             return {name: reasons for name, reasons in pool.imap_unordered(work, sources) if reasons}
     finally:
         stop.set()
-        if bar is not None:
-            bar.close()
 
 
 def download_from_mirrors(

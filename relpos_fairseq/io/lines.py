@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.progress import hush
 
 BOM = b"\xef\xbb\xbf"
 LONGEST_LINE = 1 << 26  # bytes of a line; a longer one is no text, and would not fit memory in time
@@ -55,6 +56,8 @@ def lines_of(path: Path | None) -> Iterator[str]:
     if path is not None and str(path) != "-":
         yield from read_lines(path)
         return
+    if sys.stdin.isatty():
+        hush()
     for number, raw in enumerate(sys.stdin.buffer, start=1):
         raw = raw.removeprefix(BOM) if number == 1 else raw
         raw = raw.removesuffix(b"\n").removesuffix(b"\r")

@@ -22,6 +22,7 @@ from typing import TypeVar
 from relpos_fairseq.io.child import command_of
 from relpos_fairseq.io.command import error_line
 from relpos_fairseq.io.errors import ToolError, UserError
+from relpos_fairseq.io.progress import doing
 
 Chunk = TypeVar("Chunk")
 Result = TypeVar("Result")
@@ -127,6 +128,7 @@ def _call_function(chunk: object) -> object:
 # A forked child starts with all modules imported, and its memory is freed when it ends.
 
 POLL = 0.05  # seconds between two checks whether a child has ended
+TAIL, SHOWN = 1 << 16, 200  # bytes of a log's end that are read, characters of its last line that are shown
 
 
 @dataclass(eq=False)
@@ -202,6 +204,14 @@ def failure(status: int, log: Path, offset: int) -> str:
         return error_line(file) or f"status {status}"
 
 
+def last_line(log: Path, offset: int = 0) -> str:
+    """Return the last line of a log after byte `offset`, cut to `SHOWN` characters: what a process is at."""
+    with log.open("rb") as file:
+        file.seek(max(offset, file.seek(0, os.SEEK_END) - TAIL))
+        lines = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1].strip()[:SHOWN] if lines else ""
+
+
 def in_fork(function: Callable[[], object], log: Path, name: str) -> Fork:
     """Run a function in a forked child and wait for its end; return the finished `Fork`.
 
@@ -210,8 +220,9 @@ def in_fork(function: Callable[[], object], log: Path, name: str) -> Fork:
     """
     fork = Fork(function, log)
     try:
-        while fork.poll() is None:
-            time.sleep(POLL)
+        with doing(name, lambda: last_line(log, fork.offset)):
+            while fork.poll() is None:
+                time.sleep(POLL)
     finally:
         fork.end()
     if fork.status:
@@ -248,11 +259,12 @@ def run_tool(command: list[str], log: Path, threads: int) -> None:
     settings |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     with log.open("ab") as file:
         offset = file.seek(0, os.SEEK_END)
-        done = subprocess.run(
-            command, env=os.environ | settings, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False
-        )
-    if done.returncode:
         name = command[2] if command[:2] == command_of("")[:2] else Path(command[0]).name
+        with doing(name, lambda: last_line(log, offset)):
+            done = subprocess.run(
+                command, env=os.environ | settings, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False
+            )
+    if done.returncode:
         raise ToolError(f"{name}: {failure(done.returncode, log, offset)} (its whole output: {log})")
 
 

@@ -34,6 +34,7 @@ from relpos_fairseq.io.files import (
     size_of,
     write_json,
 )
+from relpos_fairseq.io.progress import doing
 from relpos_fairseq.io.reading import parse_json, read_json, reading
 
 # Options of speed and place, which change no result: the values of places are left out, the others altogether.
@@ -341,7 +342,8 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Ha
     remove(stamp)
     if not stage.keeps:
         remove_outputs(old, folder, {label(path, folder) for path in stage.outputs})
-    counts = dict(stage.run() or {})
+    with doing(f"{position} {stage.name}"):
+        counts = dict(stage.run() or {})
     absent = [str(path) for path in stage.outputs if not Path(path).exists()]
     if absent:
         raise RuntimeError(f"stage {stage.name} did not make {', '.join(absent)}")

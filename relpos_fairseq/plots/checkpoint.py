@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.progress import progress, say
 from relpos_fairseq.plots.axes import Absent, Panel, Picture, head_names, write_picture
 from relpos_fairseq.plots.logits import (
     attention_probabilities,
@@ -206,11 +207,12 @@ def draw_checkpoint(given: Any) -> None:
         raise UserError("give a checkpoint, or logs of fairseq-train with --curves")
     model, task = load_checkpoint(given.checkpoint, given.data)
     ready = []
-    for stack, found in pictures(model, task, find_stacks(model, given.checkpoint), given):
+    drawn = pictures(model, task, find_stacks(model, given.checkpoint), given)
+    for stack, found in progress(drawn, description="draw", unit="kinds of pictures"):
         try:
             ready += list(found)
         except Absent as reason:
-            print(f"skipped ({stack.title}): {reason}")
+            say(f"skipped ({stack.title}): {reason}")
     given.out.mkdir(parents=True, exist_ok=True)
     files = [path for picture in ready for path in write_picture(picture, given.out)]
     print(f"wrote {len(files)} files to {given.out}:")

@@ -329,26 +329,31 @@ def test_forks_leave_nothing_behind(tmp_path, monkeypatch):
     assert slow.status == -signal.SIGKILL
 
 
-def test_progress_says_nothing_twice(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(scheduling, "SHOWN", 0.0)
+def test_what_remains_of_runs_at_work(tmp_path, capsys):
+    """By the first updates, by runs that have ended, and for those that wait."""
     spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
     comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
-    pool = scheduling.ProcessPool(comparison, [])
-    run = pool.active[None] = comparison.runs[0]
+    run, other, *rest = comparison.runs
+    pool = scheduling.ProcessPool(comparison, [other])
+    pool.active[None] = run
     log = comparison.folder(run) / "train.log"
     log.parent.mkdir(parents=True)
-    pool.show()
-    for loss in ("2.5", "2.5", "1.5"):
-        values = {"num_updates": 5, "loss": loss, "wps": "9"}
+    assert pool.note() == f"{run.title}: begins (its log has a line every 5 updates)"
+    for updates, left, all_in in ((3, "90 s left", "4 min"), (12, "scored now", "2 min")):
+        values = {"num_updates": updates, "loss": "2.5", "wps": "9", "wall": "30" if updates == 3 else "120"}
         log.write_text(f"x | INFO | train_inner | {json.dumps(values)}\n")
-        pool.show()
-    ends = [line.rpartition(": ")[2] for line in capsys.readouterr().out.splitlines()]
-    assert ends == ["begins", *(f"update 5, training loss {loss}" for loss in ("2.5", "1.5"))]
+        at = f"update {updates} of 12, training loss 2.5, {left}"
+        assert pool.note() == f"all in about {all_in}; {run.title}: {at}"
+    comparison.store.write(run.name(comparison.code), {"seconds": 50.0, "sets": {"test": {"seconds": 10.0}}})
+    assert comparison.durations() == [60.0] and not capsys.readouterr().out
+    comparison.prepare = lambda runs: None
+    assert comparison.run(lambda _, runs: {}) == 0
+    assert capsys.readouterr().out == "4 runs, 3 to do, about 3 min by the others\n"
 
 
 def test_a_run_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
     """Two commands share one comparison: what the other has at work is waited for, and counts."""
-    monkeypatch.setattr(scheduling, "SHOWN", 0.3)
+    monkeypatch.setattr(scheduling, "RETRY", 0.3)
     spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
     comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
     other, own, done = comparison.runs[:3]

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.faulty_server import serve
-from relpos_fairseq.io import downloads
+from relpos_fairseq.io import downloads, progress
 from relpos_fairseq.io.downloads import RemoteFile, agree, fetch
 from relpos_fairseq.io.errors import UserError
 
@@ -234,6 +234,7 @@ def test_on_a_terminal_there_is_a_bar(server, tmp_path, monkeypatch, size):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "FIRST", 0.0)
     url = server.put("a.bin", DATA, faults=[("stop", 100_000)])
     assert get(tmp_path, source(url, size=size), progress=True) == DATA
     assert "download: " in terminal.getvalue() and "300k" in terminal.getvalue()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import errno
 import gzip
-import io
 import json
 import lzma
 import os
@@ -24,7 +23,7 @@ from helpers import folders as preparing
 from relpos_fairseq.io import command, files, lines, stages
 from relpos_fairseq.io.command import run_command
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.progress import LogProgress, progress, table
+from relpos_fairseq.io.progress import table
 
 # ----------------------------------------------------------------------------------- whole files
 
@@ -408,22 +407,6 @@ def test_a_manifest_depends_on_the_input_alone(tmp_path):
 def test_a_table():
     text = table([["train", 1234567], ["valid", 8]], ["split", "lines"])
     assert "| train   | 1,234,567 |" in text
-
-
-def test_progress_in_a_log_is_sparse(monkeypatch):
-    clock = iter(range(0, 10_000, 1))
-    monkeypatch.setattr("relpos_fairseq.io.progress.time.monotonic", lambda: float(next(clock)))
-    log = io.StringIO()
-    assert list(progress(range(100), description="read", unit="lines", file=log)) == list(range(100))
-    said = log.getvalue().splitlines()
-    assert 5 <= len(said) <= 12 and said[-1].startswith("read: 100 lines of 100 lines (100%)")
-    log = io.StringIO()
-    bar = progress(total=None, unit="B", file=log)
-    assert isinstance(bar, LogProgress)
-    for _ in range(65):
-        bar.update(10**6)
-    bar.close()
-    assert len(log.getvalue().splitlines()) == 3  # each half minute, and the end
 
 
 @pytest.mark.parametrize("free", [0, 1 << 30])
