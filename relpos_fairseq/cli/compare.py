@@ -16,6 +16,7 @@ from relpos_fairseq.cli.command import (
     required,
     whole_number,
 )
+from relpos_fairseq.io.command import CONTINUE
 
 COMPARE = """\
 The file's keys, the tasks and the statistics: relpos_fairseq/comparison/README.md.
@@ -25,7 +26,7 @@ interrupted
 """
 
 
-@command("compare", "schemes x seeds x tasks from one file: runs, statistics, a report", epilog=COMPARE)
+@command("compare", "schemes x seeds x tasks from one file: runs, statistics, a report", CONTINUE, epilog=COMPARE)
 class Compare:
     """Compare schemes on tasks, each with several seeds, by fairseq's own commands.
 

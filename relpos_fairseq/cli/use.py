@@ -191,7 +191,8 @@ class Score:
     is an error, and so is the output of another test set. --prepared is the folder that
     `relpos prepare wmt` wrote: it knows the reference, the tokenizer and the units. BLEU cuts words as
     sacrebleu does for the target's language (zh, ja-mecab, ko-mecab, else 13a). --baseline compares two
-    systems by a paired bootstrap. The papers report uncased BLEU on newstest2015.
+    systems by a paired bootstrap. --comet runs `comet-score`, which may be installed in an environment of
+    its own, if that is on PATH. The papers report uncased BLEU on newstest2015.
     """
 
     system: InFile = argument("fairseq-generate's output, or one translation a line")
@@ -206,6 +207,10 @@ class Score:
     units: str | None = option(None, choices=("auto", "subword-nmt", "sentencepiece", "none"))
     tokenize: str | None = option(None, "BLEU's tokenizer, by sacrebleu's name: char, flores200 (default: by language)")
     ter: bool = flag("TER as well")
+    comet: str | None = option(
+        None, "COMET as well, by this model: Unbabel/wmt22-comet-da, or a .ckpt", metavar="MODEL"
+    )
+    source: InFile | None = option(None, "what was translated, for COMET, where there is no --prepared", metavar="FILE")
     resamples: int = option(1000, "of the bootstrap (default: 1000)", least=1, was=("--samples",))
     seed: int = option(12345, "of the bootstrap (default: sacrebleu's, 12345)")
     out: OutFile | None = option(None, "write the numbers here as well, in JSON", was=("--json",))
@@ -215,8 +220,11 @@ class Score:
 
         if bool(self.prepared) == bool(self.reference):
             raise ValueError("give either --prepared DIR or --reference FILE")
+        if self.prepared and self.source:
+            raise ValueError("--source goes with --reference: --prepared has its own")
         if self.reference:
-            target = read_reference(self.reference, self.target_lang, self.tokenizer, self.units)
+            target = read_reference(self.reference, self.target_lang, self.tokenizer, self.units, self.source)
         else:
             target = read_prepared(self.prepared, self.split, self.tokenizer, self.units)
-        evaluate(self.system, target, self.baseline, self.resamples, self.seed, self.out, self.tokenize, self.ter)
+        more = (self.tokenize, self.ter, self.comet)
+        evaluate(self.system, target, self.baseline, self.resamples, self.seed, self.out, *more)

@@ -9,6 +9,8 @@ from pathlib import Path
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
+from relpos_fairseq.evaluation.comet import PROGRAM as COMET
+from relpos_fairseq.evaluation.comet import bootstrap, comet, find_program
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import write_json
 from relpos_fairseq.io.lines import read_lines
@@ -32,6 +34,7 @@ class Target:
     detokenise: Callable[[str], str]  # turns a system's line into text of the reference's form
     language: str  # the target's
     subset: str | None = None  # the set's name in fairseq-generate, where it is known
+    source: list[str] | None = None  # the sentences that were translated, where they are known
 
 
 def read_system(path: Path, sentences: int, target: Target | None = None) -> list[str]:
@@ -132,8 +135,10 @@ def check_complete(path: Path, found: dict[int, list[str]], sentences: int) -> N
             )
 
 
-def read_reference(paths: list[Path], language: str | None, tokenizer: str | None, units: str | None) -> Target:
-    """Read plain references, one or several of each sentence.
+def read_reference(
+    paths: list[Path], language: str | None, tokenizer: str | None, units: str | None, source: Path | None = None
+) -> Target:
+    """Read plain references, one or several of each sentence, and perhaps the sentences.
 
     Raises:
         UserError: their language is not said, or they have different numbers of lines.
@@ -141,13 +146,16 @@ def read_reference(paths: list[Path], language: str | None, tokenizer: str | Non
     if not language:
         raise UserError("--reference needs --target-lang, say de")
     references = [list(read_lines(path)) for path in paths]
-    for path, lines in zip(paths, references, strict=True):
+    sentences = None if source is None else list(read_lines(source))
+    read = list(zip(paths, references, strict=True)) + ([] if sentences is None else [(source, sentences)])
+    for path, lines in read:
         if len(lines) != len(references[0]):
             raise UserError(
                 f"{path} has {len(lines):,} lines and {paths[0]} {len(references[0]):,}: every reference has a line "
                 f"for each sentence"
             )
-    return Target(references, Detokeniser(language, tokenizer or "none", units or "auto"), language)
+    detokenise = Detokeniser(language, tokenizer or "none", units or "auto")
+    return Target(references, detokenise, language, source=sentences)
 
 
 def read_prepared(folder: Path, name: str, tokenizer: str | None, units: str | None) -> Target:
@@ -168,7 +176,7 @@ def read_prepared(folder: Path, name: str, tokenizer: str | None, units: str | N
     settings = manifest.get("settings", {})
     if "sets" not in manifest or not {"languages", "tokenizer", "bpe"} <= settings.keys():
         raise UserError(f"{folder}/manifest.json is not of a whole run of relpos prepare wmt: name its --out")
-    language, sets = settings["languages"][1], manifest["sets"]
+    (source, language), sets = settings["languages"], manifest["sets"]
     split = name if name in sets else next((split for split, own in sets.items() if own == name), name)
     reference = folder / "reference" / f"{split}.{language}"
     if not reference.is_file():
@@ -176,7 +184,9 @@ def read_prepared(folder: Path, name: str, tokenizer: str | None, units: str | N
         raise UserError(f"{folder} has no set {name}: choose one of {known}")
     # fairseq-generate --post-process leaves no units behind; joining words leaves them as they are.
     detokenise = Detokeniser(language, tokenizer or settings["tokenizer"], units or settings["bpe"])
-    return Target([list(read_lines(reference))], detokenise, language, split)
+    sentences = reference.with_name(f"{split}.{source}")
+    source = list(read_lines(sentences)) if sentences.is_file() else None
+    return Target([list(read_lines(reference))], detokenise, language, split, source)
 
 
 def metrics(language: str, tokenize: str | None = None, ter: bool = False) -> dict:
@@ -238,22 +248,46 @@ def evaluate(
     json: Path | None = None,
     tokenize: str | None = None,
     ter: bool = False,
+    model: str | None = None,
 ) -> None:
-    """Score a system, and compare it with a baseline; print tables and write the numbers to `json`."""
+    """Score a system, and compare it with a baseline; print tables and write the numbers to `json`.
+
+    Args:
+        system: its translations.
+        target: what they are compared with.
+        baseline: another system's.
+        samples: resamples of the bootstrap.
+        seed: of it.
+        json: file of the numbers.
+        tokenize: BLEU's tokenizer, by sacrebleu's name.
+        ter: whether TER is computed.
+        model: COMET's, where it is computed.
+    """
+    program = find_program() if model else ""
+    if model and (target.source is None or len(target.references) > 1):
+        lacking = "the sentences that were translated: give --source" if target.source is None else "one --reference"
+        raise UserError(f"--comet needs {lacking}")
     sentences, chosen = len(target.references[0]), metrics(target.language, tokenize, ter)
     paths = [path for path in (baseline, system) if path]
     systems = [list(map(target.detokenise, read_system(path, sentences, target))) for path in paths]
     if not sentences:
         raise UserError("the reference is empty")
+    learned = comet(program, model, target.source, systems, target.references[0]) if model and target.source else None
     results = {}
-    for path, lines in zip(paths, systems, strict=True):
+    for number, (path, lines) in enumerate(zip(paths, systems, strict=True)):
         rows = score(lines, target.references, chosen)
+        if learned is not None:
+            rows.append(["COMET x 100", round(100 * learned[number].mean(), 2), "", f"model:{model}|{COMET}"])
         results[str(path)] = {name: [value, signature] for name, value, _, signature in rows}
         empty = sum(not line.strip() for line in lines)
         print(f"{path}: {len(lines):,} sentences, {empty:,} of them empty\n")
         print(table(rows, ["metric", "score", "details", "signature"]), end="\n\n")
     if baseline:
         rows = compare(*systems, target.references, chosen, samples, seed)
+        if learned is not None:
+            drawn, p = bootstrap(100 * learned, samples, seed)
+            own = zip(100 * learned.mean(axis=1), drawn, strict=True)
+            rows.append(["COMET x 100", *(f"{value:.2f} ({mean:.2f} ± {half:.2f})" for value, (mean, half) in own), p])
         results["bootstrap"] = {row[0]: row[1:] for row in rows}
         print(f"paired bootstrap, {samples:,} resamples, seed {seed}\n")
         shown = [[*row[:-1], f"p = {row[-1]:.4f}"] for row in rows]

@@ -8,7 +8,10 @@ from importlib import metadata
 from importlib.util import find_spec
 
 PACKAGE = __name__.partition(".")[0]
-INSTALLS = {"yaml": "pyyaml", "google": "protobuf", "sklearn": "scikit-learn", "fairseq": "fairseq-fixed"}
+INSTALLS = {"yaml": "pyyaml", "google": "protobuf", "sklearn": "scikit-learn"} | {
+    "fairseq": "fairseq-fixed",
+    "comet": "unbabel-comet",
+}
 MODULES = {distribution: module for module, distribution in INSTALLS.items()}
 OF_DEVELOPERS = ("test", "all")  # extras that no user is sent to
 

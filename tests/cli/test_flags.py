@@ -26,7 +26,7 @@ PATHS = {
     ),
     Role("file", reads=True): (
         "checkpoint --checkpoint checkpoints --xnli-model --qa-model --baseline file files --file --prompt-file "
-        "--train --valid --test --eval --text --dict --sentencepiece system --reference --predictions --null-odds "
+        "--train --valid --test --eval --text --dict --sentencepiece system --reference --source --predictions --null-odds "
         "--curves --scores spec"
     ),
 }

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import sys
 import urllib.error
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sacrebleu
 import torch
 
 from helpers import commands as cli
+from relpos_fairseq.evaluation.comet import bootstrap
 from relpos_fairseq.metrics import bleu
 
 REFERENCE = ["Das ist ein Haus.", "Ein Hund, der bellt, beißt nicht!", "Er sagt: „Ja“.", "Ende."] * 5
@@ -43,6 +47,36 @@ def prepared(tmp_path) -> Path:
     settings = {"languages": ["en", "de"], "tokenizer": "moses", "bpe": "subword-nmt"}
     (folder / "manifest.json").write_text(json.dumps({"settings": settings, "sets": {"test": "t"}}))
     return folder
+
+
+COMET = """#!{python}
+import argparse, json
+parser = argparse.ArgumentParser()
+for name in ("-s", "-r", "--model", "--to_json", "--gpus"):
+    parser.add_argument(name)
+parser.add_argument("-t", nargs="+")
+for name in ("--quiet", "--only_system"):
+    parser.add_argument(name, action="store_true")
+given = parser.parse_args()
+if given.model == "absent":
+    raise KeyError("Model 'absent' not supported by COMET.")
+read = lambda path: [line.strip() for line in open(path, encoding="utf-8").readlines()]
+scores = {{}}
+for path in given.t:
+    rows = zip(read(given.s), read(path), read(given.r), strict=True)
+    scores[path] = [dict(src=s, mt=m, ref=r, COMET=(len(s) + 2 * (m == r)) / 100) for s, m, r in rows]
+json.dump(scores, open(given.to_json, "w"))
+"""
+
+
+@pytest.fixture
+def comet_score(tmp_path, monkeypatch) -> None:
+    """A program that is called as COMET's is and writes what it writes, by scores that are known."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "comet-score"
+    program.write_text(COMET.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
 
 def score(*arguments) -> int:
@@ -284,3 +318,49 @@ def test_a_tokenizer_that_cannot_be_downloaded_is_one_line(tmp_path, monkeypatch
     given = ["--reference", tmp_path / "a", "--target-lang", "en", "--tokenize", "flores200"]
     assert score(tmp_path / "a", *given) == 2
     assert "sacrebleu cannot cut en by flores200 (<urlopen error no network>)" in capsys.readouterr().err
+
+
+def test_comet_is_its_own_programs(prepared, comet_score, tmp_path, capsys):
+    source = [f"a house\r{'.' * number}" if number else "" for number in range(len(REFERENCE))]
+    (prepared / "reference" / "test.en").write_bytes("".join(f"{line}\n" for line in source).encode())
+    for name, lines in (("a", REFERENCE), ("b", [*REFERENCE[:-4], "Nein.", "", *REFERENCE[-2:]])):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    of = ("--prepared", prepared, "--tokenizer", "none", "--comet", "Unbabel/wmt22-comet-da", "--resamples", "200")
+    assert score(tmp_path / "a", "--baseline", tmp_path / "b", *of, "--out", tmp_path / "scores.json") == 0
+    told = json.loads((tmp_path / "scores.json").read_text())
+    lengths = sum(len(line.replace("\r", " ").strip()) for line in source)
+    for name, equal in (("a", 20), ("b", 18)):
+        own = told[str(tmp_path / name)]["COMET x 100"]
+        assert own == [pytest.approx((lengths + 2 * equal) / 20, abs=0.005), "model:Unbabel/wmt22-comet-da|comet-score"]
+    baseline, system, p = told["bootstrap"]["COMET x 100"]
+    assert float(baseline.split()[0]) < float(system.split()[0]) and 0 < p < 1
+    plain = ("--reference", prepared / "reference" / "test.de", "--target-lang", "de", "--source")
+    assert score(tmp_path / "a", *plain, prepared / "reference" / "test.en", "--comet", "m.ckpt") == 0
+    assert f"{told[str(tmp_path / 'a')]['COMET x 100'][0]:.2f}" in capsys.readouterr().out
+
+
+def test_comet_says_what_it_lacks(prepared, tmp_path, capsys, monkeypatch, request):
+    (tmp_path / "a").write_text("\n".join(REFERENCE) + "\n")
+    monkeypatch.setenv("PATH", "")
+    assert score(tmp_path / "a", "--prepared", prepared, "--comet", "m") == 2
+    assert "--comet needs the program comet-score, which is not on PATH: pip install" in capsys.readouterr().err
+    request.getfixturevalue("comet_score")
+    assert score(tmp_path / "a", "--prepared", prepared, "--comet", "m") == 2
+    assert "--comet needs the sentences that were translated: give --source" in capsys.readouterr().err
+    (prepared / "reference" / "test.en").write_text("x\n" * len(REFERENCE))
+    assert score(tmp_path / "a", "--prepared", prepared, "--comet", "absent") == 1
+    assert "Model 'absent' not supported by COMET" in capsys.readouterr().err
+
+
+def test_a_bootstrap_of_sentences_is_sacrebleus():
+    """P and interval of COMET's bootstrap, beside sacrebleu's of a metric that is a mean of sentences."""
+    drawn = np.random.default_rng(3)
+    scores = np.stack([drawn.normal(50, 10, 300), drawn.normal(51, 10, 300)])
+    [(mean, half), _], p = bootstrap(scores, 4000, 1)
+    assert mean == pytest.approx(scores[0].mean(), abs=0.1) and half == pytest.approx(1.96 * 10 / 300**0.5, rel=0.1)
+    differences = scores[1] - scores[0]
+    error = differences.std() / 300**0.5
+    # sacrebleu centres the absolute differences: what is left of them lies above the real one this often
+    wanted = np.abs(drawn.normal(differences.mean(), error, 200_000))
+    assert p == pytest.approx((wanted - wanted.mean() > abs(differences.mean())).mean(), abs=0.02)
+    assert bootstrap(np.stack([scores[0], scores[0]]), 100, 1)[1] == 1.0
