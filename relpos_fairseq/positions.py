@@ -18,16 +18,22 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+_transforms = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)  # torch has no public name of it
 
 
 def is_exported() -> bool:
-    """Tell whether torch.export traces the code: sizes are symbols, and no value is known."""
-    return getattr(torch.compiler, "is_exporting", bool)()
+    """Tell whether torch.export traces the code: sizes and values are symbols; or torch.func transforms it."""
+    return getattr(torch.compiler, "is_exporting", bool)() or is_transformed()
 
 
 def is_captured() -> bool:
-    """Tell whether torch.compile or torch.export traces the code: no tensor's value is known."""
-    return torch.compiler.is_compiling()
+    """Tell whether torch.compile or torch.export traces the code, or torch.func transforms it: no value is known."""
+    return torch.compiler.is_compiling() or is_transformed()
+
+
+def is_transformed() -> bool:
+    """Tell whether torch.func (vmap, grad, jvp, ...) transforms the code, to which plain operators alone are known."""
+    return _transforms() is not None
 
 
 @dataclass(frozen=True)

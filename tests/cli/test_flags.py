@@ -26,8 +26,8 @@ PATHS = {
     ),
     Role("file", reads=True): (
         "checkpoint --checkpoint checkpoints --xnli-model --qa-model --baseline file files --file --prompt-file "
-        "--train --valid --test --eval --text --dict --sentencepiece system --reference --source --predictions --null-odds "
-        "--curves --scores spec"
+        "--train --valid --test --eval --text --dict --sentencepiece system --reference --source --predictions "
+        "--null-odds --curves --scores spec"
     ),
 }
 # Given up for one meaning, kept for another.

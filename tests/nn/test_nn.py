@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from torch.func import functional_call, grad, jvp, vmap
 
 from cases import CASES, randomize
 from helpers import ROOT
@@ -189,6 +190,29 @@ def test_every_scheme_is_compiled_whole(name: str) -> None:
     torch.compiler.reset()
     found = torch.compile(module, backend="eager", fullgraph=True)(x, mask)
     assert torch.allclose(found[~mask], wanted[~mask], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_scheme_under_torch_func(name: str) -> None:
+    """By vmap over tasks, the gradients of each example, and a directional derivative, beside loops and autograd."""
+    module, x, mask = small(name)
+    module, rows = module.double(), torch.stack([x, x.flip(1), 2 * x]).double()
+    many = vmap(module, in_dims=(0, None))(rows, mask)
+    assert torch.allclose(many[:, ~mask], torch.stack([module(one, mask) for one in rows])[:, ~mask], atol=1e-9)
+
+    def loss(weights: dict, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (functional_call(module, weights, (x[None], mask[None])).square() * ~mask[:, None]).sum()
+
+    weights = dict(module.named_parameters())
+    each = vmap(grad(loss), in_dims=(None, 0, 0))({name: one.detach() for name, one in weights.items()}, rows[0], mask)
+    for row in range(2):
+        alone = torch.autograd.grad(loss(weights, rows[0, row], mask[row]), weights.values(), materialize_grads=True)
+        for found, wanted in zip((each[name][row] for name in weights), alone, strict=True):
+            assert torch.allclose(found, wanted, atol=1e-7)
+    _, along = jvp(lambda x: module(x, mask)[~mask].sum(), (rows[0],), (rows[1],))
+    start = rows[0].clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(module(start, mask)[~mask].sum(), start)
+    assert torch.allclose(along, (wanted * rows[1]).sum(), atol=1e-7)
 
 
 @pytest.mark.parametrize("name", EVERY)
