@@ -13,6 +13,7 @@ from typing import Any
 
 import fairseq  # noqa: F401  registers the plugin before checkpoints are opened
 from lm_eval.api.model import LM
+from lm_eval.models.utils import normalize_gen_kwargs
 
 from relpos_fairseq.inference.checkpoints.causal_lm import (
     Choice,
@@ -26,7 +27,8 @@ from relpos_fairseq.inference.checkpoints.causal_lm import (
 from relpos_fairseq.io.progress import progress
 
 DRAWN = 256  # symbols to sample for a request without max_gen_toks; the harness's own models sample as many
-KNOWN = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "seed"}
+KNOWN = {"until", "max_gen_toks", "max_length", "do_sample", "temperature", "top_k", "top_p", "seed"}
+LIMITS = {"max_new_tokens", "max_tokens", "max_completion_tokens"}  # what the harness makes max_gen_toks of
 
 
 class RelPosLM(LM):
@@ -93,26 +95,28 @@ class RelPosLM(LM):
         return found
 
     def _generate(self, context: str, options: Mapping[str, Any]) -> str:
-        """Sample a continuation of a context.
+        """Return a continuation of a context; options have the harness's names and meaning.
 
         Raises:
             ValueError: an unknown option.
         """
-        if unknown := set(options) - KNOWN:
+        given = normalize_gen_kwargs(dict(options), DRAWN)
+        if unknown := set(given) - KNOWN:
             raise ValueError(
                 f"generation_kwargs {', '.join(sorted(unknown))}: relpos knows "
-                f"{', '.join(sorted(KNOWN))}; leave the others out"
+                f"{', '.join(sorted(KNOWN | LIMITS))}; leave the others out"
             )
-        until = options.get("until") or []
-        ends = [until] if isinstance(until, str) else list(until)
+        ends = [end for end in given["until"] if end]  # the harness's own models pass over "" and null too
         choice = Choice(temperature=0)
-        if options.get("do_sample", False):
+        if given["do_sample"]:
             named = ("temperature", "top_k", "top_p", "seed")
-            choice = Choice(**{name: options[name] for name in named if name in options})
+            choice = Choice(**{name: given[name] for name in named if name in given})
         start = Continuation(self.trained, 1, **self.lengths)
-        count, text = int(options.get("max_gen_toks", DRAWN)), ""
+        prompt, count, text = ids_of(self.trained, context), given["max_gen_toks"], ""
+        if "max_length" in given:  # of prompt and continuation together, without the </s> before both
+            count = max(0, int(given["max_length"]) - len(prompt) + 1)
         show = streamer(self.trained.source, context)
-        drawn = sample(start, ids_of(self.trained, context), count, choice)
+        drawn = sample(start, prompt, count, choice)
         for symbol in itertools.chain((one for one, _ in drawn), [None]):
             text += show(None if symbol is None else start.words[int(symbol[0])])
             if places := [text.index(end) for end in ends if end in text]:

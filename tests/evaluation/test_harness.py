@@ -106,6 +106,41 @@ def test_without_the_harness_its_extra_is_named(monkeypatch):
         harness.main()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "symbols"),
+    [
+        ({"until": [""]}, 256),
+        ({"until": ""}, 256),
+        ({"until": None, "max_gen_toks": 5}, 5),
+        ({"until": ["", "zzz"], "max_new_tokens": 7}, 7),
+        ({"max_tokens": "6"}, 6),
+        ({"max_completion_tokens": 6.0}, 6),
+        ({"max_gen_toks": 4, "max_tokens": 6}, 4),
+        ({"max_length": 25}, 5),
+        ({"max_length": 20}, 0),
+        ({"max_length": 3, "max_gen_toks": 9}, 0),
+        ({"temperature": 0.0, "max_gen_toks": 3}, 3),
+        ({"do_sample": False, "temperature": 0.9, "max_gen_toks": 3}, 3),
+    ],
+)
+def test_options_of_generation_are_the_harness_own(characters, options, symbols):
+    """Limits and stops, as its models of transformers take them; what is drawn is the likeliest."""
+    pytest.importorskip("lm_eval", reason="an extra of 400 MB: relpos_fairseq[lm-eval]")
+    from relpos_fairseq.evaluation.harness_model import RelPosLM
+
+    model = RelPosLM(str(characters[0]), device="cpu")
+    _, _, text = stream_of(*characters)
+    [found] = model.generate_until([SimpleNamespace(args=(text[:20], options))])
+    [wanted] = model.generate_until([SimpleNamespace(args=(text[:20], {"max_gen_toks": 256, "until": []}))])
+    assert found == wanted[: len(found)] and len(found) == symbols
+    end = wanted[2:4]
+    [cut] = model.generate_until([SimpleNamespace(args=(text[:20], {"until": ["", end, None]}))])
+    assert cut == wanted[: wanted.index(end)]
+    with pytest.raises(ValueError, match=r"generation_kwargs num_beams: relpos knows .*max_new_tokens"):
+        model.generate_until([SimpleNamespace(args=("a", {"num_beams": 4}))])
+
+
 TASK = """
 task: {name}
 dataset_path: json
