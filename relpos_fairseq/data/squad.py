@@ -1,5 +1,7 @@
 """Read questions from SQuAD v1.1, SQuAD v2.0, XQuAD, MLQA and TyDiQA-GoldP files (one format).
 
+Whether a question has an answer is decided by its answers, as by SQuAD's own evaluate-v2.0, whatever `is_impossible`
+says; ids, offsets and flags of another type are taken for what they say.  Both are counted in a warning.
 Errors name the file and the id.  A file that is not of SQuAD's format is an error; an answer whose text does not stand
 at its offset is counted and, by choice, kept, dropped or an error.
 """
@@ -8,9 +10,11 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from relpos_fairseq.io.archives import unpacked
 from relpos_fairseq.io.errors import UserError
@@ -19,6 +23,15 @@ from relpos_fairseq.io.reading import parse_json, reading
 logger = logging.getLogger(__name__)
 BAD_ANSWER = ("drop", "keep", "fail")
 _NAMED = 5  # how many ids a message names
+_FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": False, "none": False}
+# What a file has that SQuAD's own have not, and what it is taken for.
+_IDS = "ids that are numbers: taken as their digits"
+_OFFSETS = "answers whose answer_start is no whole number of JSON: taken as the number that it says, or as unknown"
+_MARKS = "questions whose is_impossible is neither true nor false: taken as what it says"
+_ANSWERED = "questions with answers that are marked is_impossible: taken as answerable, as the official script does"
+_UNMARKED = (
+    "questions without an answer that are not marked is_impossible: taken as unanswerable, as the official script does"
+)
 # TyDiQA's ids begin with the name of the language.
 _TYDI_CODES = dict(
     pair.split(":")
@@ -76,19 +89,22 @@ def split_name(path: str | Path) -> str:
     return Path(path).name.removesuffix(".gz").removesuffix(".json")
 
 
-class _Answer(TypedDict):
+class _Text(TypedDict):
     text: str
-    answer_start: int
+
+
+class _Answer(_Text, total=False):
+    answer_start: int | float | str | None  # an integer, once read
 
 
 class _Asked(TypedDict):
-    id: str
+    id: str | int | float  # a text, once read
     question: str
 
 
 class _Entry(_Asked, total=False):
-    answers: list[_Answer]  # needed but for an unanswerable question
-    is_impossible: bool
+    answers: list[_Answer] | None  # a list, once read
+    is_impossible: bool | int | float | str | None  # whether there are no answers, once read
 
 
 class _Paragraph(TypedDict):
@@ -107,11 +123,69 @@ class Squad(TypedDict):
 
 
 def read_squad(path: Path) -> Squad:
-    """Return the content of a file of questions, plain or .gz."""
+    """Return the content of a file of questions, plain or .gz; ids, offsets and flags are as in SQuAD's own files.
+
+    Raises:
+        UserError: it is not of SQuAD's format, or has a question of which nothing says whether it has an answer.
+    """
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[Squad, dict[str, list[str]]]:
+    """Return the content, and the ids of the questions with what SQuAD's own files have not, by what it is."""
     if not path.exists():
         raise UserError(f"no such file of questions: {path}")
     with reading(path, "SQuAD's format"):
-        return parse_json(unpacked(path) if path.suffix == ".gz" else path.read_bytes(), Squad)
+        content = parse_json(unpacked(path) if path.suffix == ".gz" else path.read_bytes(), Squad)
+    odd: dict[str, list[str]] = {}
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for entry in paragraph["qas"]:
+                for what in _mended(entry, path):
+                    odd.setdefault(what, []).append(str(entry["id"]))
+    return content, odd
+
+
+def _mended(entry: _Entry, path: Path) -> Iterator[str]:
+    """Give a question's id, offsets and flag their types, and yield what was otherwise.
+
+    Raises:
+        UserError: it has neither answers nor a flag.
+    """
+    if not isinstance(name := entry["id"], str):
+        entry["id"] = str(int(name)) if name == int(name) else str(name)
+        yield _IDS
+    said = entry.get("is_impossible")
+    flag = said if isinstance(said, bool) or said is None else _FLAGS.get(str(_whole(said, said)).strip().lower())
+    if flag is None and said is not None:
+        raise UserError(f"{path}: id {entry['id']!r}: is_impossible must be true or false, got {said!r}")
+    if "answers" not in entry and not flag:
+        raise UserError(
+            f"{path}: id {entry['id']!r} has no answer and is not marked is_impossible (a test set without "
+            f"answers cannot be scored)"
+        )
+    answers = entry["answers"] = entry.get("answers") or []
+    starts = [answer.get("answer_start") for answer in answers]
+    for answer, start in zip(answers, starts, strict=True):
+        answer["answer_start"] = _whole(start, -1)
+    if "is_impossible" in entry or not answers:
+        entry["is_impossible"] = not answers
+    if not all(isinstance(start, int) for start in starts):
+        yield _OFFSETS
+    if not isinstance(said, bool | None):
+        yield _MARKS
+    if flag and answers:
+        yield _ANSWERED
+    if not flag and not answers:
+        yield _UNMARKED
+
+
+def _whole(value: object, otherwise: Any) -> Any:
+    """Return the whole number that a value says, such as `403`, `403.0` or `"403"`; `otherwise` of anything else."""
+    with suppress(TypeError, ValueError, OverflowError):
+        number = float(value)  # type: ignore[arg-type]
+        return int(number) if number == int(number) else otherwise
+    return otherwise
 
 
 def read_questions(path: str | Path, on_bad_answer: str = "drop") -> QuestionFile:
@@ -132,7 +206,8 @@ def read_questions(path: str | Path, on_bad_answer: str = "drop") -> QuestionFil
     path = Path(path)
     found = QuestionFile(path)
     seen: set[str] = set()
-    articles = enumerate(read_squad(path)["data"])
+    content, odd = _read(path)
+    articles = enumerate(content["data"])
     for article, paragraph in ((number, one) for number, several in articles for one in several["paragraphs"]):
         found.contexts.append(paragraph["context"])
         for entry in paragraph["qas"]:
@@ -141,6 +216,10 @@ def read_questions(path: str | Path, on_bad_answer: str = "drop") -> QuestionFil
                 raise ValueError(f"{path}: id {question.id!r} occurs twice: ids must be unique")
             seen.add(question.id)
             found.questions.append(question)
+    for what, names in odd.items():
+        logger.warning(
+            "%s: %d %s (%s%s)", path, len(names), what, ", ".join(names[:_NAMED]), ", ..." * (len(names) > _NAMED)
+        )
     if not found.questions:
         raise ValueError(f"{path} holds no question")
     if found.bad_answers:
@@ -160,19 +239,14 @@ def _report_bad(found: QuestionFile, on_bad_answer: str) -> None:
 
 
 def _question(entry: _Entry, found: QuestionFile, article: int, on_bad_answer: str) -> Question:
-    answerable, name = not entry.get("is_impossible", False), entry["id"]
+    name = entry["id"]
     answers, gold = [], []
-    for one in entry.get("answers", []) if answerable else []:
+    for one in entry["answers"]:
         answer = Answer(one["text"], one["answer_start"])
         gold.append(answer.text)
         placed = _placed(answer, found, name, on_bad_answer)
         if placed is not None:
             answers.append(placed)
-    if answerable and not gold:
-        raise UserError(
-            f"{found.path}: id {name!r} has no answer and is not marked is_impossible (a test set without "
-            f"answers cannot be scored)"
-        )
     said = _TYDI.match(name)
     return Question(
         id=name,
@@ -180,7 +254,7 @@ def _question(entry: _Entry, found: QuestionFile, article: int, on_bad_answer: s
         context=len(found.contexts) - 1,
         answers=tuple(answers),
         gold=tuple(gold),
-        answerable=answerable,
+        answerable=bool(gold),
         article=article,
         language=_TYDI_CODES[said.group(1)] if said else "",
     )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gzip
+import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ import torch
 from fairseq.data import Dictionary
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers.data.metrics import squad_metrics
 
 from helpers import ROOT
 from helpers.questions import make_file, question, squad
@@ -29,8 +34,8 @@ from relpos_fairseq.data.answer_spans import (
     targets,
     windows,
 )
-from relpos_fairseq.data.squad import read_questions
-from relpos_fairseq.metrics.answer_scores import best_scores, best_thresholds, normalise
+from relpos_fairseq.data.squad import read_questions, read_squad
+from relpos_fairseq.metrics.answer_scores import best_scores, best_thresholds, normalise, score_file, summary
 from relpos_fairseq.tasks.question_answering import QuestionDataset
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
 
@@ -373,8 +378,12 @@ def test_batches_do_not_change_scores(folder, tmp_path):
             "id 'x' has no answer and is not marked",
         ),
         (
-            '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "x", "question": "?", "answers": []}]}]}]}',
-            "id 'x' has no answer and is not marked",
+            '{"data": [{"paragraphs": [{"context": "", "qas": [{"id": "x", "question": "", "is_impossible": "so"}]}]}]}',
+            "id 'x': is_impossible must be true or false, got 'so'",
+        ),
+        (
+            '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": true, "question": "?"}]}]}]}',
+            "qas/0/id is true, and must be",
         ),
         ('{"data": [{"paragraphs": [{"context": "a\\ud83d", "qas": []}]}]}', "half of a character"),
     ],
@@ -385,6 +394,67 @@ def test_wrong_files(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as caught:
         read_questions(path)
     assert "wrong.json" in str(caught.value)
+
+
+A_DOG, NOTHING = [{"text": "a dog", "answer_start": 4}], []
+AS_PEOPLE_WRITE = {  # an entry without its question; whether it has an answer; the offsets of its answers
+    "plain": ({"id": "plain", "answers": A_DOG}, True, [4]),
+    "impossible": ({"id": "impossible", "answers": NOTHING, "is_impossible": True}, False, []),
+    "false in text": ({"id": "f", "answers": A_DOG, "is_impossible": "false"}, True, [4]),
+    "true in text": ({"id": "t", "answers": NOTHING, "is_impossible": " True"}, False, []),
+    "a flag of 0": ({"id": "0", "answers": A_DOG, "is_impossible": 0}, True, [4]),
+    "a flag of 1.0": ({"id": "1", "answers": NOTHING, "is_impossible": 1.0}, False, []),
+    "an offset in text": ({"id": "ot", "answers": [{"text": "a dog", "answer_start": "4"}]}, True, [4]),
+    "a whole float": ({"id": "wf", "answers": [{"text": "a dog", "answer_start": 4.0}]}, True, [4]),
+    "no offset": ({"id": "no", "answers": [{"text": "a dog"}]}, True, []),
+    "a null offset": ({"id": "nu", "answers": [{"text": "a dog", "answer_start": None}]}, True, []),
+    "a number": ({"id": 7, "answers": A_DOG}, True, [4]),
+    "a float": ({"id": 8.0, "answers": A_DOG}, True, [4]),
+    "answers though impossible": ({"id": "ai", "answers": A_DOG, "is_impossible": True}, True, [4]),
+    "no flag": ({"id": "nf", "answers": NOTHING}, False, []),
+    "null answers": ({"id": "na", "answers": None, "is_impossible": True}, False, []),
+    "null flag": ({"id": "nfl", "answers": A_DOG, "is_impossible": None}, True, [4]),
+    "no answers at all": ({"id": "naa", "is_impossible": True}, False, []),
+    "an answer of an article": ({"id": "the", "answers": [{"text": "the", "answer_start": 14}]}, True, [14]),
+}
+
+
+def test_questions_as_people_write_them(tmp_path, caplog):
+    """Whether there is an answer, and scores, as SQuAD v2.0's own script has them (transformers keeps it)."""
+    entries = [{"question": "?", **copy.deepcopy(entry)} for entry, _, _ in AS_PEOPLE_WRITE.values()]
+    (tmp_path / "f.json").write_text(json.dumps(squad([("saw a dog, or the cat", entries)])))
+    found = read_questions(tmp_path / "f.json", "drop")
+    asked = dict(zip(AS_PEOPLE_WRITE, found.questions, strict=True))
+    assert {name: one.answerable for name, one in asked.items()} == {n: w for n, (_, w, _) in AS_PEOPLE_WRITE.items()}
+    starts = {name: [answer.start for answer in one.answers] for name, one in asked.items()}
+    assert starts == {name: wanted for name, (_, _, wanted) in AS_PEOPLE_WRITE.items()}
+    assert asked["a number"].id == "7" and asked["a float"].id == "8"
+    for said in (
+        "2 ids that are numbers",
+        "4 answers whose answer_start",
+        "4 questions whose is_impossible is neither",
+    ):
+        assert said in caplog.text
+    assert "1 questions with answers that are marked is_impossible" in caplog.text
+    assert "1 questions without an answer that are not marked" in caplog.text
+    for answers in (itertools.repeat("a dog"), itertools.repeat(""), itertools.cycle(["dog", "", "the"])):
+        given = {one.id: text for one, text in zip(found.questions, answers, strict=False)}
+        scored, missing = score_file(given, found.questions)
+        whole = [
+            {"qas_id": one.id, "answers": entry.get("answers") or []}
+            for one, entry in zip(found.questions, entries, strict=True)
+        ]
+        official = squad_metrics.squad_evaluate([SimpleNamespace(**one) for one in whole], given)
+        ours = summary(scored)
+        assert not missing
+        assert ours["exact"] == pytest.approx(official["exact"]) and ours["f1"] == pytest.approx(official["f1"])
+        for name in ("HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"):
+            assert ours[name] == pytest.approx(official[name])
+    again = json.dumps(read_squad(tmp_path / "f.json"))
+    caplog.clear()
+    (tmp_path / "again.json").write_text(again)
+    assert [replace(one, article=0) for one in read_questions(tmp_path / "again.json").questions] == found.questions
+    assert "answer_start is" not in caplog.text and "marked" not in caplog.text and "numbers" not in caplog.text
 
 
 def test_absent_and_truncated_files(tmp_path):
