@@ -38,7 +38,7 @@ from relpos_fairseq.text.dictionary import BOS, EOS, NSPECIAL, UNK, write_dictio
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
 CHUNK = 512  # rows that a worker is given at a time
-COLUMNS = ("rows", "dropped", "tokens", "unknown", "longest", "shortened")
+COLUMNS = ("rows", "dropped", "blank", "tokens", "unknown", "longest", "shortened")
 
 
 def write_task(task: GlueTask, root: Path, folder: Path, vocabulary: Vocabulary, options: dict) -> dict[str, int]:
@@ -188,14 +188,16 @@ class GluePreparation(Preparation):
         for task in self.tasks:
             found = counts[task.name]
             for split in [name.removesuffix("_rows") for name in found if name.endswith("_rows")]:
-                rows.append((task.name, split, *(found.get(f"{split}_{name}", 0) for name in COLUMNS)))
+                labels = {label: found.get(f"{split}_label {label}", 0) for label in task.labels}
+                said = ", ".join(f"{label}: {number:,}" for label, number in labels.items() if any(labels.values()))
+                rows.append((task.name, split, *(found.get(f"{split}_{name}", 0) for name in COLUMNS), said))
         return [
             Report(
                 {f"{name}/{path.name}": path for name, paths in self.paths.items() for path in paths},
                 self.folders.values(),
-                [table(rows, ("task", "split", *COLUMNS))],
+                [table(rows, ("task", "split", *COLUMNS, "labels"))],
                 counts,
-                unknown={f"{row[0]} {row[1]}": (row[5], row[4]) for row in rows},
+                unknown={f"{row[0]} {row[1]}": (row[6], row[5]) for row in rows},
                 texts=self.text_lines(),
             )
         ]
@@ -238,5 +240,5 @@ def write_sentences(tasks: list[GlueTask], root: Path, path: Path, on_bad_row: s
             for example in read_examples(source, task, on_bad_row, counts):
                 lines = filter(None, (example.first, example.second))
                 file.write("".join(f"{line}\n" for line in lines) + "\n")
-            rows.append((task.name, counts["rows"], counts["dropped"]))
-    print(table(rows, ("task", "rows", "dropped")))
+            rows.append((task.name, counts["rows"], counts["dropped"], counts["blank"]))
+    print(table(rows, ("task", "rows", "dropped", "blank")))

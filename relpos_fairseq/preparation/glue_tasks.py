@@ -128,6 +128,7 @@ class TableFile:
     path: Path
     columns: Columns  # its columns; where `label` is empty, the file has no labels
     language: str = ""  # only rows whose column `language` says so; empty: all
+    languages: tuple[str, ...] = ()  # all of the file; what is a row of none of them counts as one of the first
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ def read_examples(
         source: the file.
         task: its task.
         on_bad_row: `fail` raises an error at a malformed row; `drop` skips it.
-        counts: its entries `rows` and `dropped` are increased by the numbers of rows yielded and skipped.
+        counts: its entries `rows`, `dropped` and `blank` are increased by the numbers of rows yielded and
+            skipped and of lines that are blank, `label NAME` by the rows of a class.
 
     Raises:
         UserError: a column is missing, or a row is bad and `on_bad_row` is `fail`; the
@@ -157,12 +159,16 @@ def read_examples(
     counts = Counter() if counts is None else counts
     rows = enumerate(read_lines(source.path), start=1)
     width, places = _places(source, rows)
+    is_first = source.languages[:1] in ((), (source.language,))
     for number, line in rows:
         if not line.strip():
+            counts["blank"] += is_first
             continue
         try:
             fields = _fields(line, source.columns.quoted)
-            if source.language and source.language not in fields[places["language"] :][:1]:
+            if source.language and (found := _language(fields, places["language"])) != source.language:
+                if is_first and found not in source.languages:
+                    raise UserError(f"{len(fields)} columns of {width}, and the language {found!r}: this is no row")
                 continue
             example = _example(fields, width, places, task)
         except UserError as error:
@@ -174,6 +180,8 @@ def read_examples(
             counts["dropped"] += 1
             continue
         counts["rows"] += 1
+        if example.label and not task.regression:
+            counts[f"label {example.label}"] += 1
         yield example
 
 
@@ -197,14 +205,20 @@ def _fields(line: str, quoted: bool) -> list[str]:
         raise UserError(f"quotes are not as in CSV ({error})") from None
 
 
-def languages_of(path: Path) -> list[str]:
-    """Return the languages of a file that has a column `language`, in alphabetical order."""
+def languages_of(path: Path) -> tuple[str, ...]:
+    """Return the languages of the whole rows of a file that has a column `language`, in alphabetical order."""
     rows = read_lines(path)
     header = next(rows, "").split("\t")
     if "language" not in header:
         raise UserError(f"{path}, line 1: there is no column 'language' in {header}")
     place = header.index("language")
-    return sorted({fields[place] for line in rows if len(fields := line.split("\t")) > place})
+    found = {_language(fields, place) for line in rows if len(fields := line.split("\t")) == len(header)}
+    return tuple(sorted(filter(LANGUAGE.fullmatch, found)))
+
+
+def _language(fields: list[str], place: int) -> str:
+    """Return the language of a row; "" where it has none."""
+    return fields[place].strip() if len(fields) > place else ""
 
 
 def _places(source: TableFile, rows: Iterator[tuple[int, str]]) -> tuple[int, dict[str, int]]:
@@ -232,8 +246,8 @@ def _places(source: TableFile, rows: Iterator[tuple[int, str]]) -> tuple[int, di
 
 def _example(fields: list[str], width: int, places: dict[str, int], task: GlueTask) -> Example:
     """Return a row as an example; raise UserError if the row is malformed."""
-    # A tab too many inside a sentence would shift the columns behind it, silently.
-    if len(fields) <= max(places.values()) or len(fields) > width:
+    # A tab too many inside a sentence would shift the columns behind it, and half a row end in half a sentence.
+    if len(fields) != width:
         raise UserError(f"{len(fields)} columns where {width} are expected")
     found = {part: fields[place].strip() for part, place in places.items()}
     for part in ("first", "second"):
@@ -273,6 +287,7 @@ XTREME = Columns("0", "1", "2", count=3, quoted=True)
 XTREME_TEST = replace(without_labels(XTREME), count=2)
 XNLI_MT = Columns("premise", "hypo", "label")
 DIAGNOSTIC = "diagnostic"  # beside the tasks, or in AX
+LANGUAGE = re.compile(r"[A-Za-z]{2,8}([-_]\w+)*")
 BY_LANGUAGE = re.compile(r"(?P<split>dev|test)-(?P<language>[\w-]+)\.tsv(\.gz|\.bz2|\.xz)?")
 
 
@@ -322,8 +337,9 @@ def _xnli(task: GlueTask, folder: Path) -> dict[str, TableFile]:
     for split, stem in (("valid", "dev"), ("test", "test")):
         path = find_file(folder, f"xnli.{stem}.tsv")
         if path is not None:
-            for language in languages_of(path):
-                sources[f"{split}_{language}"] = TableFile(path, task.columns, language)
+            languages = languages_of(path)
+            for language in languages:
+                sources[f"{split}_{language}"] = TableFile(path, task.columns, language, languages)
     for path in sorted(folder.iterdir()):
         if match := BY_LANGUAGE.fullmatch(path.name):
             split = "valid" if match["split"] == "dev" else "test"

@@ -378,8 +378,8 @@ def test_batches_do_not_change_scores(folder, tmp_path):
             "id 'x' has no answer and is not marked",
         ),
         (
-            '{"data": [{"paragraphs": [{"context": "", "qas": [{"id": "x", "question": "", "is_impossible": "so"}]}]}]}',
-            "id 'x': is_impossible must be true or false, got 'so'",
+            '{"data": [{"paragraphs": [{"context": "", "qas": [{"id": "x", "question": "", "is_impossible": "_"}]}]}]}',
+            "id 'x': is_impossible must be true or false, got '_'",
         ),
         (
             '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": true, "question": "?"}]}]}]}',

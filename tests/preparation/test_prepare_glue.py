@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 from argparse import Namespace
 from collections import Counter
@@ -114,6 +115,40 @@ def test_xnli_has_a_split_for_every_language(tmp_path, tokenizer, layout):
     if layout == "release":
         targets = {item["target"].item() for item in load(folder, "train", 3)[1]}
         assert targets == {XNLI.labels.index("contradiction"), XNLI.labels.index("neutral")}
+
+
+@pytest.mark.parametrize(
+    ("lines", "told", "dropped", "blank"),
+    [
+        (["", " ", "\t\t\t"], None, 0, 3),
+        (["de"], r"line 14: 1 columns where 4 are expected", 1, 0),
+        (["d"], r"line 14: 1 columns of 4, and the language 'd': this is no row", 1, 0),
+        (["\tneutral\ta cat\ta dog"], r"line 14: 4 columns of 4, and the language '': this is no row", 1, 0),
+        (["zz\tneutral\thalf a r"], r"line 14: 3 columns of 4, and the language 'zz'", 1, 0),
+        (["../x\tneutral\ta cat\ta dog"], r"line 14: .* the language '../x'", 1, 0),
+        (["de\tneutral\ta cat"], r"line 14: 3 columns where 4 are expected", 1, 0),
+        (["en\tneutral\ta cat\ta dog\t"], r"line 14: 5 columns where 4 are expected", 1, 0),
+        (["de\t\ta cat\ta dog"], r"line 14: the label is missing", 1, 0),
+    ],
+)
+def test_what_is_no_row_is_told_or_counted(tmp_path, tokenizer, capsys, lines, told, dropped, blank):
+    root = write_xnli(tmp_path / "data", "release")
+    path = root / "XNLI" / "xnli.dev.tsv"
+    path.write_text(path.read_text() + "\n".join(lines))  # the last without its end
+    given = arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli")
+    assert prepare_status("glue", given) == (0 if told is None else 2)
+    if told is not None:
+        assert re.search(rf"xnli\.dev\.tsv, {told}", capsys.readouterr().err)
+        prepare("glue", [*given, "--on-bad-row", "drop"])
+    said = capsys.readouterr().out
+    table = [line for line in said.splitlines() if line.startswith("| XNLI") and line.count("|") == 11]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
+    rows = {split: [int(one) for one in numbers[:3]] for _, split, *numbers in cells}
+    assert rows.keys() == {"train", "valid", "valid_en", "valid_de", "test_en", "test_de"}
+    assert [rows["valid_en"][0], rows["valid_de"][0], rows["train"][0]] == [4, 8, 12]
+    assert rows["valid_en"][1] + rows["valid_de"][1] == dropped and rows["valid_en"][2] + rows["valid_de"][2] == blank
+    counted = dict(one.split(": ") for one in next(row[-1] for row in cells if row[1] == "train").split(", "))
+    assert sum(map(int, counted.values())) == 12 and counted.keys() == set(XNLI.labels)
 
 
 def test_xtremes_own_files_are_quoted_and_its_test_files_have_no_labels(tmp_path, tokenizer):
