@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,6 +151,22 @@ class Factor(Option):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Factors(Option):
+    """Several positive numbers, joined by commas."""
+
+    def read(self, text: str, shape: AttentionShape) -> tuple[float, ...]:
+        with suppress(ValueError):
+            values = tuple(map(float, text.split(",")))
+            if all(0 < value < float("inf") for value in values):
+                return values
+        raise ValueError(f"{self.name} must be numbers > 0, joined by commas, got {text} ({self.flag})")
+
+    def memory(self, value: tuple[float, ...] | None, shape: AttentionShape) -> str | None:
+        """Return a checkpoint's entry, which reads as the flag does."""
+        return super().memory(value, shape) and f"{self.name}={','.join(map(repr, value or ()))}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Choice(Option):
     """One of some words, by default on or off.
 
@@ -191,7 +208,7 @@ def declared_options() -> tuple[tuple[str, bool], ...]:
     for file in (Path(__file__), here / "rotation.py", *(here / "schemes").glob("*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             call = getattr(node, "value", None)
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("Number", "Factor", "Choice"):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("Number", "Factor", "Factors", "Choice"):
                 read: dict[str, Any] = {
                     part.arg: part.value.value
                     for part in call.keywords

@@ -33,7 +33,7 @@ def is_captured() -> bool:
 
 def is_transformed() -> bool:
     """Tell whether torch.func (vmap, grad, jvp, ...) transforms the code, to which plain operators alone are known."""
-    return _transforms() is not None
+    return not torch.compiler.is_compiling() and _transforms() is not None
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,13 @@ an input of n > L tokens, else 1: dynamic scaling):
     dynamic   b' = b (s n / L - (s - 1))^(d/(d-2))    emozilla 2023, as transformers has it; s: 1
     yarn      theta_c (r_c / s + 1 - r_c), q and k multiplied by 0.1 ln s + 1
                                                       Peng 2023 (2309.00071), eq. 21-23 and 26
+    llama3    theta_c (r_c / s + 1 - r_c)             Llama 3.1 (2407.21783, its released code)
+    longrope  theta_c / f_c, q and k multiplied by sqrt(1 + ln s / ln L)
+                                                      Ding 2024 (2402.13753), as Phi-3 has it
 
-r_c rises from 0 to 1 between the pair that turns 32 times over L tokens and the pair that turns once; the
-released code rounds the numbers of both outwards.
+r_c rises from 0 to 1 between the pair that turns 32 times (llama3: 4 times) over L tokens and the pair that turns
+once: linearly with c, the numbers of both pairs rounded outwards as in YaRN's released code, or (llama3) with the
+turns.  f_c are numbers that were searched for the model, others where an input is longer than L.
 """
 
 from __future__ import annotations
@@ -22,17 +26,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relpos_fairseq.options import Choice, Factor, Number, SchemeOptions
+from relpos_fairseq.options import Choice, Factor, Factors, Number, SchemeOptions
 from relpos_fairseq.positions import is_captured
 
-FAST, SLOW = 32, 1  # YaRN's beta: turns over the trained length
+FAST, SLOW = {"yarn": 32.0, "llama3": 4.0}, 1.0  # turns over the trained length: YaRN's beta, Llama's frequency factors
 SHORTEST = 2  # tokens of a training input
 SCALING = Choice(
     name="rope_scaling",
     place=110,
-    help="other angles for inputs longer than in training: none, linear, ntk, yarn or dynamic",
+    help="other angles for inputs longer than in training: none, linear, ntk, yarn, dynamic, llama3 or longrope",
     auto="none",
-    choices=("none", "linear", "ntk", "yarn", "dynamic"),
+    choices=("none", "linear", "ntk", "yarn", "dynamic", "llama3", "longrope"),
     afterwards=True,
 )
 FACTOR = Factor(
@@ -50,6 +54,41 @@ LENGTH = Number(
     auto=None,
     auto_help="what the checkpoint remembers; in training the longest input",
     least=SHORTEST,
+    afterwards=True,
+)
+SLOW_TURNS = Factor(
+    name="rope_slow_turns",
+    place=117,
+    help="yarn, llama3: pairs that turn less often over the training's length are slowed in full",
+    auto=None,
+    auto_help="1",
+    afterwards=True,
+)
+FAST_TURNS = Factor(
+    name="rope_fast_turns",
+    place=118,
+    help="yarn, llama3: pairs that turn more often over the training's length are not slowed",
+    auto=None,
+    auto_help="32, llama3: 4",
+    afterwards=True,
+)
+SHORT = Factors(
+    name="rope_short_factor",
+    place=121,
+    help="longrope: how much slower each pair turns in inputs of up to the training's length, joined by commas",
+    auto=None,
+    auto_help="",
+    afterwards=True,
+)
+LONG = Factors(
+    name="rope_long_factor", place=122, help="the same in longer inputs", auto=None, auto_help="", afterwards=True
+)
+ATTENTION = Factor(
+    name="rope_attention_factor",
+    place=123,
+    help="yarn, longrope: what queries and keys are multiplied by",
+    auto=None,
+    auto_help="by the factor",
     afterwards=True,
 )
 LOG_N = Choice(
@@ -71,6 +110,42 @@ PAIRS = Choice(
     choices=("interleaved", "halves"),
     later=True,
 )
+
+
+SCALINGS = frozenset({SCALING, FACTOR, LENGTH, SLOW_TURNS, FAST_TURNS, SHORT, LONG, ATTENTION})
+OF_SCALING = {  # what belongs to some scalings alone
+    SLOW_TURNS: ("yarn", "llama3"),
+    FAST_TURNS: ("yarn", "llama3"),
+    SHORT: ("longrope",),
+    LONG: ("longrope",),
+    ATTENTION: ("yarn", "longrope"),
+}
+
+
+def check_scaling(options: SchemeOptions, pairs: int) -> None:
+    """Raise a ValueError for options of another scaling, and for what longrope lacks.
+
+    Args:
+        options: options of the scheme.
+        pairs: number of pairs of channels that are rotated.
+    """
+    scaling = options.rope_scaling
+    for option, scalings in OF_SCALING.items():
+        if getattr(options, option.name) is not None and scaling not in scalings:
+            raise ValueError(f"{option.flag} belongs to {SCALING.flag} {' and '.join(scalings)}, not to {scaling}")
+    slow, fast = options.rope_slow_turns or SLOW, options.rope_fast_turns or FAST.get(scaling, math.inf)
+    if slow >= fast:
+        raise ValueError(f"{SLOW_TURNS.flag} must be below {FAST_TURNS.flag}, got {slow:g} and {fast:g}")
+    if scaling != "longrope":
+        return
+    for option in (SHORT, LONG):
+        given = getattr(options, option.name) or ()
+        if len(given) != pairs:
+            raise ValueError(
+                f"{option.flag} of longrope must have a number for each of {pairs} pairs, got {len(given)}"
+            )
+    if options.rope_factor is None and options.rope_attention_factor is None:
+        raise ValueError(f"longrope needs {FACTOR.flag} (longest input / training's) or {ATTENTION.flag}")
 
 
 def rotate(x: Tensor, turn: Tensor, halves: bool = False) -> Tensor:
@@ -186,7 +261,7 @@ def frequencies(
     if options.rope_scaling == "none":
         return base**exponent, None
     factor = torch.tensor(given or 1.0, dtype=torch.float64, device=device)
-    if tokens is not None and scales_by_length(options):
+    if tokens is not None and scales_by_length(options) and options.rope_scaling != "longrope":
         times = (tokens.double() / length).clamp(min=1)[:, None, None, None]
         factor = factor * times - (factor - 1)
     if options.rope_scaling in ("ntk", "dynamic"):
@@ -194,20 +269,35 @@ def frequencies(
         return (base * longer) ** exponent, None
     if options.rope_scaling == "linear":
         return base**exponent / factor, None
-    slowed = _ramp(pairs, base, length).to(device)
-    return base**exponent * (slowed / factor + 1 - slowed), 0.1 * factor.log() + 1
+    theta, size = base**exponent, 0.1 * factor.log() + 1
+    if options.rope_scaling == "longrope":
+        assert tokens is not None
+        short, long = (torch.tensor(one).to(exponent) for one in (options.rope_short_factor, options.rope_long_factor))
+        theta = theta / torch.where((tokens > length)[:, None, None, None], long, short)
+        size = (1 + factor.log() / math.log(length)).sqrt()
+    else:
+        slowed = _slowed(options, pairs, length).to(device)
+        theta = theta * (slowed / factor + 1 - slowed)
+    if options.rope_scaling == "llama3":
+        return theta, None
+    own = options.rope_attention_factor
+    return theta, size if own is None else torch.full_like(size, own)
 
 
 def scales_by_length(options: SchemeOptions) -> bool:
     """Tell whether angles are rescaled only beyond the training length."""
     if options.rope_scaling == "none":
         return False
-    return options.rope_factor is None or options.rope_scaling == "dynamic"
+    return options.rope_factor is None or options.rope_scaling in ("dynamic", "longrope")
 
 
-def _ramp(pairs: int, base: float, length: int) -> Tensor:
+def _slowed(options: SchemeOptions, pairs: int, length: int) -> Tensor:
     """Return r_c: (P,), 0 for pairs that turn often over the trained length, 1 for slow ones."""
-    first, last = (pairs * math.log(length / (turns * 2 * math.pi)) / math.log(base) for turns in (FAST, SLOW))
+    fast, slow = options.rope_fast_turns or FAST[options.rope_scaling], options.rope_slow_turns or SLOW
+    channel, base = torch.arange(pairs, dtype=torch.float64), options.rope_base
+    if options.rope_scaling == "llama3":
+        turns = length * base ** (-channel / pairs) / (2 * math.pi)
+        return ((fast - turns) / (fast - slow)).clamp(0, 1)
+    first, last = (pairs * math.log(length / (turns * 2 * math.pi)) / math.log(base) for turns in (fast, slow))
     first, last = max(math.floor(first), 0), min(math.ceil(last), 2 * pairs - 1)
-    channel = torch.arange(pairs, dtype=torch.float64)
     return ((channel - first) / (last - first or 0.001)).clamp(0, 1)

@@ -120,6 +120,7 @@ def _cases() -> list[Case]:
         Case("rope", {"position_rope_share": "0.5"}),
         Case("rope", {"position_rope_scaling": "yarn", "position_rope_factor": "4"}),
         Case("rope+m4", {"position_rope_scaling": "dynamic", "position_rope_log_n": "on"}),
+        Case("rope", {"position_rope_scaling": "llama3", "position_rope_factor": "8", "position_rope_base": "50"}),
         Case("m4", {"segment_encoding": "head", "segment_share": "heads"}),
     ]
     return rows
@@ -127,6 +128,12 @@ def _cases() -> list[Case]:
 
 CASES = _cases()
 SHORT = {"position_rope_length": "4"}
+LONGROPE = {
+    "position_rope_scaling": "longrope",
+    "position_rope_factor": "4",
+    "position_rope_short_factor": "1,1.25",
+    "position_rope_long_factor": "1.5,3",
+}
 # Inputs longer than in training, which are read by their own length: a shift changes them; and what
 # no kernel evaluates.
 BEYOND = [
@@ -134,6 +141,8 @@ BEYOND = [
     *(Case("rope", {"position_rope_scaling": s} | SHORT) for s in ("linear", "ntk", "yarn")),
     Case("rope", {"position_rope_scaling": "dynamic", "position_rope_factor": "3"} | SHORT),
     Case("rope", {"position_rope_scaling": "ntk", "position_rope_factor": "3"}),
+    Case("rope", {"position_rope_scaling": "llama3", "position_rope_fast_turns": "1.5"} | SHORT),
+    *(Case("rope", LONGROPE | {"position_rope_length": length}) for length in ("4", "50")),
     Case("fire", {"position_fire_threshold": "3"}),
     Case("fire+m4", {"position_fire_threshold": "2", "position_reset_cls": "on"}),
     Case("fire", {"position_fire_threshold": "0.01", "position_share": "both"}),

@@ -454,13 +454,13 @@ def segment_bias(table: Sequence[Vector], head: int, seg_i: int, seg_j: int) -> 
 # --------------------------------------------------------------- Su 2021, Press 2022, Chi 2022
 
 
-def yarn_ramp(c: int, pairs: int, base: float, length: int) -> float:
+def yarn_ramp(c: int, pairs: int, base: float, length: int, fast: float, slow: float) -> float:
     """Peng 2023, eq. 21-22, with pair numbers rounded outwards as in the released code.
 
-    A pair c turns length theta_c / (2 pi) times over the trained length; 0 from 32 turns, 1 from 1.
+    A pair c turns length theta_c / (2 pi) times over the trained length; 0 from the fast turns, 1 from the slow.
     """
     bounds = []
-    for turns in (32, 1):
+    for turns in (fast, slow):
         # theta_c = base^(-c / pairs), solved for c
         bounds.append(pairs * math.log(length / (2 * math.pi * turns)) / math.log(base))
     low, high = max(0, math.floor(bounds[0])), min(2 * pairs - 1, math.ceil(bounds[1]))
@@ -472,7 +472,8 @@ def yarn_ramp(c: int, pairs: int, base: float, length: int) -> float:
 def rope_angle(c: int, pairs: int, tokens: int, o: Options) -> tuple[float, float]:
     """theta_c of an input of `tokens` tokens, and what q and k are multiplied by.
 
-    Chen 2023 (2306.15595), bloc97 and emozilla 2023 (NTK-aware, dynamic), Peng 2023 (2309.00071).
+    Chen 2023 (2306.15595), bloc97 and emozilla 2023 (NTK-aware, dynamic), Peng 2023 (2309.00071), Llama 3.1's
+    released code, Ding 2024 (2402.13753).
     """
     base, scaling, length = o.get("rope_base", 10000.0), o.get("rope_scaling"), o.get("trained")
     if scaling in (None, "none"):
@@ -489,8 +490,23 @@ def rope_angle(c: int, pairs: int, tokens: int, o: Options) -> tuple[float, floa
     theta = base ** (-c / pairs)
     if scaling == "linear":
         return theta / s, 1.0
-    r = yarn_ramp(c, pairs, base, length)
-    return r * theta / s + (1 - r) * theta, 0.1 * math.log(s) + 1.0
+    attention = o.get("rope_attention_factor")
+    if scaling == "longrope":
+        slower = o["rope_long_factor" if tokens > length else "rope_short_factor"][c]
+        return theta / slower, attention or math.sqrt(1 + math.log(o["rope_factor"]) / math.log(length))
+    slow = o.get("rope_slow_turns") or 1.0
+    fast = o.get("rope_fast_turns") or (4.0 if scaling == "llama3" else 32.0)
+    if scaling == "llama3":
+        # The released code, by wave lengths: long ones slowed, short ones kept, in between smoothly.
+        wave = 2 * math.pi / theta
+        if wave > length / slow:
+            return theta / s, 1.0
+        if wave < length / fast:
+            return theta, 1.0
+        smooth = (length / wave - slow) / (fast - slow)
+        return (1 - smooth) * theta / s + smooth * theta, 1.0
+    r = yarn_ramp(c, pairs, base, length, fast, slow)
+    return r * theta / s + (1 - r) * theta, attention or 0.1 * math.log(s) + 1.0
 
 
 def rotate(x: Vector, pos: int, tokens: int, o: Options) -> list[float]:

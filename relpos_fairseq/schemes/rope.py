@@ -30,14 +30,15 @@ from relpos_fairseq.positions import Positions
 from relpos_fairseq.rotation import (
     BASE,
     FACTOR,
-    LENGTH,
     LOG_N,
     PAIRS,
     SCALING,
+    SCALINGS,
     SHARE_OF_CHANNELS,
     SHORTEST,
     Rotary,
     Turns,
+    check_scaling,
     frequencies,
     rotate,
     scales_by_length,
@@ -72,7 +73,7 @@ def _other_options(source: ConversionSource) -> dict[str, Tensor]:
         before, after = (getattr(scheme.options, option.name) for scheme in (old, new))
         if before != after:
             source.report.lose(f"rope: {option.name} {after} instead of {before}")
-    parts = (SCALING, FACTOR, LENGTH, LOG_N)
+    parts = (*SCALINGS, LOG_N)
     if any(getattr(old.options, part.name) != getattr(new.options, part.name) for part in parts):
         fixed = [s.options for s in (old, new) if s.scales and not s.scales_by_length]
         for options in fixed:
@@ -88,7 +89,7 @@ class Rope(PositionScheme):
     """Rotations of query and key by their slots."""
 
     info = SchemeInfo(190, "Su 2021 eq. 34", "(Rᵢq)·(Rⱼk)/√d", "fixed")
-    takes = frozenset({SCALE, SCALING, FACTOR, LENGTH, LOG_N, BASE, SHARE_OF_CHANNELS, PAIRS})
+    takes = frozenset({SCALE, *SCALINGS, LOG_N, BASE, SHARE_OF_CHANNELS, PAIRS})
     rotates = True
     never_neutral = "it has no parameter, and rotates q and k"
     convert_from = {"rope": _other_options}
@@ -116,6 +117,7 @@ class Rope(PositionScheme):
             raise ValueError(
                 f"{FACTOR.flag} {factor:g} needs {SCALING.flag} (got {options.rope_scaling}), and must be >= 1"
             )
+        check_scaling(options, int(share * shape.head_dim) // 2)
 
     @classmethod
     def counts_tokens(cls, options: SchemeOptions) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,16 @@ from relpos_fairseq.options import AttentionShape
 from relpos_fairseq.placement import Placement, PositionMismatchError
 from relpos_fairseq.positions import Positions
 
+LLAMA = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+SEARCHED = [[1 + pair / step for pair in range(32)] for step in (64, 8)]
+LONG = {"scaling": "longrope"} | {
+    f"{name}_factor": ",".join(map(str, numbers)) for name, numbers in zip(("short", "long"), SEARCHED, strict=True)
+}
+PHI = {"rope_type": "longrope", "short_factor": SEARCHED[0], "long_factor": SEARCHED[1]}
 HALVES = {"position_rope_pairs": "halves"}
+
+
+LONG4 = {"scaling": "longrope", "factor": "2", "short_factor": "1,1", "long_factor": "1.5,3.25"}
 
 
 def placement(longest: int = 12, dim: int = 4, **flags: str) -> Placement:
@@ -31,6 +41,17 @@ def placement(longest: int = 12, dim: int = 4, **flags: str) -> Placement:
         ({"scaling": "linear", "factor": "4"}, {"rope_type": "linear", "factor": 4.0}),
         ({"scaling": "yarn", "factor": "8"}, {"rope_type": "yarn", "factor": 8.0}),
         ({"scaling": "yarn", "factor": "2.5", "share": "0.5"}, {"rope_type": "yarn", "factor": 2.5}),
+        (
+            {"scaling": "yarn", "factor": "8", "fast_turns": "24", "slow_turns": "2", "attention_factor": "1.5"},
+            {"rope_type": "yarn", "factor": 8.0, "beta_fast": 24, "beta_slow": 2, "attention_factor": 1.5},
+        ),
+        ({"scaling": "llama3", "factor": "8"}, LLAMA | {"factor": 8.0}),
+        (
+            {"scaling": "llama3", "factor": "32", "base": "500000", "slow_turns": "0.5", "fast_turns": "2"},
+            LLAMA | {"factor": 32.0, "low_freq_factor": 0.5, "high_freq_factor": 2.0},
+        ),
+        (LONG | {"factor": "4"}, PHI | {"factor": 4.0}),
+        (LONG | {"factor": "4", "attention_factor": "1.125"}, PHI | {"factor": 4.0, "attention_factor": 1.125}),
         ({"scaling": "dynamic"}, {"rope_type": "dynamic", "factor": 1.0}),
         ({"scaling": "dynamic", "factor": "4"}, {"rope_type": "dynamic", "factor": 4.0}),
     ],
@@ -38,6 +59,7 @@ def placement(longest: int = 12, dim: int = 4, **flags: str) -> Placement:
 @pytest.mark.parametrize("length", [40, 200])
 def test_equals_transformers(flags, scaling, length, monkeypatch) -> None:
     """Llama's rotations of transformers, which are in single precision, worked out in double."""
+    from transformers import modeling_rope_utils
     from transformers.models.llama import modeling_llama as theirs
 
     dim, trained = 64, 64
@@ -56,6 +78,11 @@ def test_equals_transformers(flags, scaling, length, monkeypatch) -> None:
         patch.setattr(torch, "float32", torch.float64)
         patch.setattr(torch, "max", lambda x: int(x.max()))  # times a float, it would be single
         angles = theirs.LlamaRotaryEmbedding(config=config)
+        if "long_factor" in flags:  # which the module takes for every length; short inputs' size differs by release
+            config.original_max_position_embeddings, config.max_position_embeddings = trained, 4 * trained
+            angles.inv_freq, size = modeling_rope_utils.ROPE_INIT_FUNCTIONS["longrope"](config, "cpu", length)
+            sized = length > trained or "attention_factor" in flags
+            angles.attention_scaling = size if sized else (1 + math.log(4) / math.log(trained)) ** 0.5
         cos, sin = angles(q, torch.arange(length)[None])
         n = int(share * dim)
         turned = theirs.apply_rotary_pos_emb(q[..., :n], k[..., :n], cos, sin)
@@ -100,6 +127,8 @@ def later_state(made: Placement) -> dict:
         ({}, {"pairs": "halves"}),
         ({}, {"share": "0.5"}),
         ({"base": "500"}, {}),
+        (LONG4, {}),
+        (LONG4, LONG4 | {"long_factor": "1.5,2"}),
     ],
     ids=str,
 )
@@ -133,7 +162,22 @@ def test_a_model_counts_tokens_where_they_matter(padded: bool) -> None:
         ({"share": "1.5"}, r"got 1.5 \(--position-rope-share\)"),
         ({"base": "1"}, "rope_base must be > 1, got 1"),
         ({"length": "1"}, "rope_length must be >= 2, got 1"),
-        ({"scaling": "long"}, "--position-rope-scaling must be auto, none, linear, ntk, yarn or"),
+        (
+            {"slow_turns": "2"},
+            "--position-rope-slow-turns belongs to --position-rope-scaling yarn and llama3, not to none",
+        ),
+        ({"scaling": "ntk", "long_factor": "1,2"}, "--position-rope-long-factor belongs to .*longrope, not to ntk"),
+        ({"scaling": "llama3", "factor": "8", "slow_turns": "4"}, "slow-turns must be below .*fast-turns, got 4 and 4"),
+        (
+            {"scaling": "longrope", "factor": "8"},
+            "short-factor of longrope must have a number for each of 2 pairs, got 0",
+        ),
+        (
+            {"scaling": "longrope", "short_factor": "1,x"},
+            "rope_short_factor must be numbers > 0, joined by commas, got 1,x",
+        ),
+        ({"scaling": "longrope", "short_factor": "1,1", "long_factor": "1,2"}, "longrope needs --position-rope-factor"),
+        ({"scaling": "long"}, "--position-rope-scaling must be auto, none, linear, ntk, yarn, dynamic, llama3 or"),
     ],
 )
 def test_bad_flags(flags: dict, message: str) -> None:
