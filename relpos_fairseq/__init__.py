@@ -1,4 +1,4 @@
-"""relpos_fairseq: every published position scheme for fairseq's transformers.
+"""relpos_fairseq: published position schemes for fairseq's transformers.
 
 Importing this package imports neither torch nor fairseq.  Once fairseq is imported, before or after
 this package, the plugin registers with it (`plugin.py`).
