@@ -33,6 +33,15 @@ HEADINGS = (
     "published",
     "backends",
 )
+FAMILIES = {  # and what each is good for
+    "none": "nothing tells positions; a decoder's mask alone does",
+    "absolute": "a place's own vectors: the least cost, but no place beyond a table",
+    "vectors": "a vector a distance, read by query and key: in their papers the best after pre-training",
+    "scalars": "a number a distance: cheap; those that fall with a function are made for inputs longer than trained",
+    "rotations": "of queries and keys: no table to learn, what most released language models have",
+    "gates": "distances that the text decides, from what lies between: for decoders",
+    "hybrids": "any of these, joined by +, and another for each layer, parted by /",
+}
 SHORT_HEADINGS = ("`--position-scheme`", "paper and equation", "logits", "parameters in BERT-base")
 
 
@@ -131,13 +140,27 @@ def markdown(headings: Sequence[str] = HEADINGS, lines: Sequence[Sequence[str]] 
     return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
+def family(name: str) -> str:
+    """Return the family of a scheme, a key of FAMILIES, by what it is made of."""
+    scheme = scheme_class(name)
+    if scheme.rotates:
+        return "rotations"
+    if scheme.absolute:
+        return "absolute"
+    if not scheme.uses_positions:
+        return "gates" if small_call(name).terms else "none"
+    return "vectors" if scheme.clip == "vectors" or any(t.has_vectors for t in small_call(name).terms) else "scalars"
+
+
 def listing(width: int = 80) -> str:
-    """Return all schemes as lines for a terminal: name, then paper and equation, cut at a width in columns."""
+    """Return all schemes as lines for a terminal, by family: name, paper and equation, cut at a width in columns."""
     infos = {name: scheme_class(name).info for name in scheme_names()}
     longest = max(map(len, infos))
-    texts = {name: f"{info.source}: {info.logits}" for name, info in infos.items()}
-    cut = {name: textwrap.shorten(text, width - longest - 2, placeholder=" ...") for name, text in texts.items()}
-    return "\n".join(f"{name:{longest}}  {text}" for name, text in cut.items())
+    found: dict[str, list[str]] = {key: [textwrap.fill(f"{key}: {text}", width)] for key, text in FAMILIES.items()}
+    for name, info in infos.items():
+        text = textwrap.shorten(f"{info.source}: {info.logits}", width - longest - 4, placeholder=" ...")
+        found[family(name)].append(f"  {name:{longest}}  {text}")
+    return "\n\n".join("\n".join(lines) for lines in found.values())
 
 
 def description(name: str) -> str:

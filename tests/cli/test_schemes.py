@@ -20,8 +20,18 @@ def test_pages_have_the_tables_of_the_code(page: str) -> None:
 def test_the_list_has_a_line_of_80_columns_for_each(capsys: pytest.CaptureFixture) -> None:
     assert relpos("schemes") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(scheme_names())
-    assert max(map(len, lines)) <= 80
+    listed = [line.split()[0] for line in lines if line[:1] == " "]
+    assert sorted(listed) == sorted(scheme_names()) and max(map(len, lines)) <= 80
+    assert [line.partition(":")[0] for line in lines if ": " in line and line[0] != " "] == list(scheme_table.FAMILIES)
+    families = {
+        "none": "none",
+        "learned": "absolute",
+        "m3": "vectors",
+        "t5": "scalars",
+        "xpos": "rotations",
+        "fox": "gates",
+    }
+    assert {name: scheme_table.family(name) for name in families} == families
 
 
 @pytest.mark.parametrize("name", scheme_names())
