@@ -102,6 +102,7 @@ class Classifier:
             first = self.task.label_dictionary.nspecial
             known = self.task.label_dictionary.symbols[first : first + saved.task["num_classes"]]
         told = state.get("conversion") or {}
+        self.converted = bool(told)
         own = told.get("labels")
         self.names = in_order(own, known, checkpoint) if own and known else known
         self.several = told.get("problem_type") == SEVERAL  # labels, each true or not
@@ -186,18 +187,20 @@ class Classifier:
         return found
 
     @property
-    def sentences(self) -> int:
-        """How many sentences an example of the training data has: 1 or 2."""
-        return 1 + (self.folder / "input1" / DICTIONARY).is_file()
+    def sentences(self) -> tuple[int, ...]:
+        """How many sentences an example may have: as many as in the training data, 1 or 2 where they are unknown."""
+        if self.converted:
+            return 1, 2
+        return (2,) if (self.folder / "input1" / DICTIONARY).is_file() else (1,)
 
     def _encode(self, texts: tuple[str, ...], cut: bool, number: int) -> list[np.ndarray]:
         """Return the ids of each sentence of an example, with the special tokens that the task puts around them."""
         words, cfg = self.task.source_dictionary, self.task.cfg
-        if len(texts) != self.sentences or not all(texts):
-            raise UserError(
-                f"line {number}: the model was trained on {('sentences', 'pairs of sentences')[self.sentences - 1]}: "
-                f"give {('one sentence', 'two, parted by a tab,')[self.sentences - 1]} a line"
-            )
+        if len(texts) not in self.sentences or not all(texts):
+            known = "a converted model takes", "the model was trained on sentences:", "the model was trained on pairs:"
+            wanted = "one sentence, or two, parted by a tab,", "give one sentence", "give two, parted by a tab,"
+            kind = 0 if self.converted else self.sentences[0]
+            raise UserError(f"line {number}: {known[kind]} {wanted[kind]} a line")
         parts = tuple(np.array([*map(words.index, self.text.encode(one))], dtype=np.int64) for one in texts)
         before = (cfg.init_token, cfg.separator_token)
         longest = int(min(self.model.max_positions(), 10**6))

@@ -219,6 +219,8 @@ def sample_of(task: Any, split: str, index: int = 0) -> tuple[dict[str, Any] | N
         try:
             task.load_dataset(split)
             dataset = task.dataset(split)
+            if hasattr(dataset, "blocks"):  # a stream, whose items are tokens
+                dataset = dataset.blocks(1)
             if index >= len(dataset):
                 return None, ""
             return dataset.collater([dataset[index]])["net_input"], ""
