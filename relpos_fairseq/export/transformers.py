@@ -11,16 +11,15 @@ never chosen, and a hypothesis has at least one symbol. A model with memory has 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import (
     BaseModelOutput,
     CausalLMOutputWithPast,
@@ -67,9 +66,11 @@ class RelPosConfig(OwnCode, PretrainedConfig):
 
     def __init__(self, values: dict | None = None, vocab_size: int = 5, task: dict | None = None, **rest) -> None:
         self.values, self.task = dict(values or {}), dict(task or {})
-        self.hidden_size = self.values.get("encoder_embed_dim")
-        self.num_hidden_layers = self.values.get("encoder_layers")
-        self.num_attention_heads = self.values.get("encoder_attention_heads")
+        for side in ("encoder", "decoder"):  # of a translation model the decoder's
+            if f"{side}_layers" in self.values:
+                self.hidden_size = self.values[f"{side}_embed_dim"]
+                self.num_hidden_layers = self.values[f"{side}_layers"]
+                self.num_attention_heads = self.values[f"{side}_attention_heads"]
         for name, number in (("pad", PAD), ("bos", 0), ("eos", 2)):
             rest.setdefault(f"{name}_token_id", number)
         super().__init__(**{"tie_word_embeddings": True, **rest})
@@ -98,7 +99,13 @@ class Common(OwnCode, PreTrainedModel):
     main_input_name = "input_ids"
     is_new = int(transformers.__version__.split(".")[0]) >= 5
 
-    def stacks(self) -> list[nn.Module]:
+    def built(self) -> None:
+        """Let transformers know which parameters are tied."""
+        self.shared = shared_names(self)
+        self._tied_weights_keys = self.shared if self.is_new else list(self.shared)
+        self.post_init()
+
+    def stacks(self) -> list[Any]:
         """Return the encoder, the decoder, or both."""
         raise NotImplementedError(f"{type(self).__name__} must define stacks")
 
@@ -144,7 +151,7 @@ class Common(OwnCode, PreTrainedModel):
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
 
-def all_layers(stack: nn.Module) -> list[nn.Module]:
+def all_layers(stack: Any) -> list[Any]:
     """Return the layers of an encoder or decoder; an iterator would leave out layers at random under LayerDrop."""
     return [stack.layers[number] for number in range(len(stack.layers))]
 
@@ -153,63 +160,72 @@ class Recorded:
     """What the layers of an encoder or decoder computed, in any number of passes over successive tokens."""
 
     def __init__(self, layers: int) -> None:
-        self.hidden: list[list[Tensor]] = [[] for _ in range(layers + 1)]  # (T, B, E) of each pass
+        self.hidden: list[list[Tensor]] = [[] for _ in range(layers + 1)]  # (B, T, E) of each pass
         self.attentions: list[list[Tensor]] = [[] for _ in range(layers)]  # (B, H, T, S)
         self.cross: list[list[Tensor]] = [[] for _ in range(layers)]  # (H, B, T, S)
 
     def outputs(self, length: int, new: int) -> dict[str, tuple[Tensor, ...] | None]:
         """Return hidden states (B, T, E), probabilities (B, H, T, L) and (B, H, T, S) of the last `new` of L tokens."""
-        hidden = tuple(torch.cat(part).transpose(0, 1)[:, -new:] for part in self.hidden if part)
-        own = tuple(joined(part, length)[:, :, -new:] for part in self.attentions if part)
-        cross = tuple(torch.cat(part, dim=2).transpose(0, 1)[:, :, -new:] for part in self.cross if part)
+        hidden = tuple(joined(part, new, 1) for part in self.hidden if part)
+        own = tuple(joined(widened(part, length), new, 2) for part in self.attentions if part)
+        cross = tuple(joined([one.transpose(0, 1) for one in part], new, 2) for part in self.cross if part)
         return {"hidden_states": hidden or None, "attentions": own or None, "cross_attentions": cross or None}
 
 
-def joined(parts: list[Tensor], length: int) -> Tensor:
-    """Return the probabilities (B, H, T, L) of passes over the last T of L tokens, each (B, H, T', S')."""
-    end, rows = length - sum(part.size(2) for part in parts), []
+def joined(parts: list[Tensor], new: int, axis: int) -> Tensor:
+    """Return the last `new` entries of the parts' along an axis; one part itself, so that it has a gradient."""
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=axis)
+    return whole if whole.size(axis) == new else whole.narrow(axis, whole.size(axis) - new, new)
+
+
+def widened(parts: list[Tensor], length: int) -> list[Tensor]:
+    """Return probabilities (B, H, T, S) of passes over the last of L tokens, each up to its end, as (B, H, T, L)."""
+    end, found = length - sum(part.size(2) for part in parts), []
     for part in parts:
         end += part.size(2)
-        rows.append(nn.functional.pad(part, (end - part.size(3), length - end)))
-    return torch.cat(rows, dim=2)
+        beside = (end - part.size(3), length - end)
+        found.append(nn.functional.pad(part, beside) if any(beside) else part)
+    return found
 
 
 @contextlib.contextmanager
-def recording(stack: nn.Module, *, hidden: bool, attentions: bool) -> Iterator[Recorded]:
+def recording(stack: Any, *, hidden: bool, attentions: bool) -> Iterator[Recorded]:
     """Yield a `Recorded` that the layers of an encoder or decoder fill in the `with` block.
 
     The last hidden states are those after the last layer norm. Attention is evaluated by a backend that has
     probabilities, and layers whose probabilities are kept are not recomputed.
     """
-    layers, handles = all_layers(stack), []
+    layers = all_layers(stack)
+    handles: list[Any] = []
     found = Recorded(len(layers))
 
-    def keep(module: nn.Module, at: list[Tensor], index: int, **how: bool) -> None:
-        """Append the output `index` of a module to a list."""
+    def weigh(module: nn.Module, at: list[Tensor], **how: bool) -> None:
+        """Append the probabilities of an attention to a list."""
+        ask = module.register_forward_pre_hook(lambda _, given, named: (given, named | how), with_kwargs=True)
+        take = module.register_forward_hook(lambda _module, _given, output: at.append(output[1]))
+        handles.extend((ask, take))
 
-        def ask(_module: nn.Module, given: tuple, named: dict) -> tuple[tuple, dict]:
-            return given, named | how
-
-        def take(_module: nn.Module, _given: tuple, output: Any) -> None:
-            at.append(output[index] if isinstance(output, tuple) else output)
-
-        handles.append(module.register_forward_pre_hook(ask, with_kwargs=True))
-        handles.append(module.register_forward_hook(take))
+    def keep(at: list[Tensor], output: Any) -> Any:
+        """Append states (T, B, E) to a list as (B, T, E), and return them, or the layer's output, computed of these."""
+        states, *others = output if isinstance(output, tuple) else (output,)
+        at.append(states.transpose(0, 1))
+        states = at[-1].transpose(0, 1)
+        return (states, *others) if isinstance(output, tuple) else states
 
     before = [(layer.checkpoint_activations, layer.self_attn.backend) for layer in layers]
     try:
         if hidden and layers:
-            handles.append(
-                layers[0].register_forward_pre_hook(lambda _, given: found.hidden[0].append(given[0]))  # type: ignore
-            )
+            first = layers[0].register_forward_pre_hook(lambda _, given: (keep(found.hidden[0], given[0]), *given[1:]))
+            handles.append(first)
             last = layers[-1] if stack.layer_norm is None else stack.layer_norm
             for module, at in zip([*layers[:-1], last], found.hidden[1:], strict=True):
-                keep(module, at, 0)
+                take = module.register_forward_hook(lambda _module, _given, output, at=at: keep(at, output))
+                handles.append(take)
         for number, layer in enumerate(layers if attentions else ()):
             layer.checkpoint_activations, layer.self_attn.backend = False, "auto"
-            keep(layer.self_attn, found.attentions[number], 1, need_weights=True)
+            weigh(layer.self_attn, found.attentions[number], need_weights=True)
             if getattr(layer, "encoder_attn", None) is not None:
-                keep(layer.encoder_attn, found.cross[number], 1, need_weights=True, need_head_weights=True)
+                weigh(layer.encoder_attn, found.cross[number], need_weights=True, need_head_weights=True)
         yield found
     finally:
         for handle in handles:
@@ -239,7 +255,7 @@ def embedded(module: nn.Module, embeds: Tensor | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def limited(stack: nn.Module, mask: Tensor | None) -> Iterator[None]:
+def limited(stack: Any, mask: Tensor | None) -> Iterator[None]:
     """Let each token attend to those where its row of `mask` (B, L, L) is not 0; None: to all."""
     if mask is None:
         yield
@@ -247,7 +263,7 @@ def limited(stack: nn.Module, mask: Tensor | None) -> Iterator[None]:
     bias = mask.new_zeros(mask.shape, dtype=torch.float32).masked_fill_(mask == 0, torch.finfo(torch.float32).min)
     term = PositionTerms(dense_bias=DenseBias(lambda own, places: places.query_rows(own[0], axis=2), (bias[:, None],)))
 
-    def ask(layer: nn.Module, given: tuple, named: dict) -> tuple[tuple, dict]:
+    def ask(layer: Any, given: tuple, named: dict) -> tuple[tuple, dict]:
         context = named["context"].of_layer(layer.self_attn.position.layer)
         return given, named | {"context": replace(context, shared=(*context.shared, term))}
 
@@ -269,7 +285,9 @@ def tokens_of(input_ids: Tensor | None, mask: Tensor | None, embeds: Tensor | No
         raise ValueError("You cannot specify both input_ids and inputs_embeds at the same time")
     if input_ids is None and embeds is None:
         raise ValueError("You have to specify either input_ids or inputs_embeds")
-    tokens = input_ids if embeds is None else torch.full(embeds.shape[:2], UNK, device=embeds.device)
+    if embeds is not None:
+        input_ids = torch.full(embeds.shape[:2], UNK, device=embeds.device)
+    tokens = cast(Tensor, input_ids)
     if mask is None:
         return tokens
     if mask.shape != tokens.shape:
@@ -285,9 +303,10 @@ class RelPosPreTrained(Common):
     """
 
     config_class = RelPosConfig
+    roberta: Any
     chosen: ClassVar[dict[str, Any]] = {}
     output: ClassVar[type[ModelOutput]]
-    _keys_to_ignore_on_load_missing = [r"sentence_encoder\.version$"]
+    _keys_to_ignore_on_load_missing = ["roberta.encoder.sentence_encoder.version"]
     _keys_to_ignore_on_load_unexpected = [r"^roberta\.(classification|span|token)_heads\."]
 
     def __init__(self, config: RelPosConfig) -> None:
@@ -297,15 +316,12 @@ class RelPosPreTrained(Common):
         with torch.device("cpu"):
             self.roberta = RelPosRobertaModel.build_model(namespace(config.values | tied), task)
             self.add_head(config)
-        self.shared = shared = shared_names(self)
-        self._tied_weights_keys = shared if self.is_new else list(shared)
-        self._keys_to_ignore_on_load_missing = [*self._keys_to_ignore_on_load_missing, *map(re.escape, shared)]
-        self.post_init()
+        self.built()
 
     def add_head(self, config: RelPosConfig) -> None:
         """Register the head of the class, if it has one."""
 
-    def stacks(self) -> list[nn.Module]:
+    def stacks(self) -> list[Any]:
         return [self.roberta.encoder.sentence_encoder]
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -464,7 +480,7 @@ class RelPosForMultipleChoice(RelPosPreTrained):
     def add_head(self, config: RelPosConfig) -> None:
         self.roberta.register_classification_head(HEAD, num_classes=1)
 
-    def run(self, *given: Tensor | None, **asked) -> tuple[Tensor, dict[str, tuple[Tensor, ...] | None]]:
+    def run(self, *given: Any, **asked) -> tuple[Tensor, dict[str, tuple[Tensor, ...] | None]]:
         rows = (None if part is None else part.flatten(0, 1) for part in given)
         logits, more = super().run(*rows, **asked)
         tokens, _, _, embeds = given
@@ -499,17 +515,19 @@ class RelPosTranslationConfig(RelPosConfig):
 
     model_type = "relpos_translation"
 
-    def __init__(self, *given, source_rows: int | None = None, **rest) -> None:
+    def __init__(self, *given, source_rows: int | None = None, use_cache: bool = True, **rest) -> None:
         rest = {"is_encoder_decoder": True, "decoder_start_token_id": EOS} | rest
         super().__init__(*given, **rest)
+        self.use_cache = use_cache
         self.source_rows = source_rows or self.vocab_size
 
 
 class RelPosLanguageConfig(RelPosConfig):
     model_type = "relpos_language_model"
 
-    def __init__(self, *given, **rest) -> None:  # transformers 5 makes one where there is none
+    def __init__(self, *given, use_cache: bool = True, **rest) -> None:
         super().__init__(*given, **rest)
+        self.use_cache = use_cache
 
 
 @dataclass
@@ -522,7 +540,7 @@ class DecodingCache:
         tokens: (B, L) the tokens so far.
     """
 
-    decoder: nn.Module
+    decoder: Any
     state: dict = field(default_factory=dict)
     tokens: Tensor | None = None
     is_compileable = False
@@ -532,8 +550,8 @@ class DecodingCache:
 
     def extend(self, tokens: Tensor) -> Tensor:
         """Append new tokens (B, T), and return all."""
-        self.tokens = tokens if self.tokens is None else torch.cat([self.tokens, tokens], dim=1)
-        return self.tokens
+        self.tokens = tokens = tokens if self.tokens is None else torch.cat([self.tokens, tokens], dim=1)
+        return tokens
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select rows, as a search selects hypotheses."""
@@ -541,27 +559,30 @@ class DecodingCache:
         self.tokens = None if self.tokens is None else self.tokens.index_select(0, beam_idx)
 
 
-class _Generating(Common, transformers.GenerationMixin):
+class _Generating(Common):
     """Base class of models that generate: a model of GENERATING_KINDS named `model`."""
 
     our_kind: str
+    model: Any
     _supports_cache_class = False  # no Cache of transformers' own is made
+    _is_stateful = True  # nor is it cut: transformers then refuses contrastive and assisted search
 
     def __init__(self, config: RelPosConfig) -> None:
         super().__init__(config)
         with torch.device("cpu"):
-            rows = (getattr(config, "source_rows", config.vocab_size), config.vocab_size)
+            joined = config.values.get("share_all_embeddings")
+            rows = (
+                config.vocab_size if joined else getattr(config, "source_rows", config.vocab_size),
+                config.vocab_size,
+            )
             self.model = build_generating(self.our_kind, config.values, rows)
-        self.shared = shared = shared_names(self)
-        self._tied_weights_keys = shared if self.is_new else list(shared)
-        self._keys_to_ignore_on_load_missing = [r"\.version$", *shared]
-        self.post_init()
+        self.built()
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
-    def stacks(self) -> list[nn.Module]:
+    def stacks(self) -> list[Any]:
         return [getattr(self.model, name) for name in ("encoder", "decoder") if hasattr(self.model, name)]
 
     def get_output_embeddings(self) -> nn.Module | None:
@@ -607,6 +628,10 @@ class _Generating(Common, transformers.GenerationMixin):
             scores = self.scores(tokens, new, source, cache)
         return scores, cache if use_cache else None, found.outputs(tokens.size(1), new)
 
+    def caches(self, use_cache: bool | None, labels: Tensor | None) -> bool:
+        """Tell whether a cache is returned: as the argument says, and else the config, but in training."""
+        return labels is None and (self.config.use_cache and not self.training if use_cache is None else use_cache)
+
     def new_cache(self) -> DecodingCache:
         return DecodingCache(self.model.decoder)
 
@@ -627,6 +652,11 @@ class _Generating(Common, transformers.GenerationMixin):
         if self.model.decoder.adaptive_softmax is not None:
             raise ValueError("labels: an adaptive softmax is trained by fairseq-train alone")
         return nn.functional.cross_entropy(scores.flatten(0, 1).float(), labels.flatten())
+
+
+def newest(mask: Tensor | None, given: Tensor | None) -> Tensor | None:
+    """Return what a mask of all tokens (B, L) says of the newest (B, T, ...), which come after a cache's."""
+    return mask if mask is None or given is None else mask[:, -given.size(1) :]
 
 
 class _Encoder:
@@ -658,9 +688,10 @@ class _Encoder:
     __call__ = forward
 
 
-class RelPosForSeq2SeqLM(_Generating):
+class RelPosForSeq2SeqLM(_Generating, GenerationMixin):
     config_class = RelPosTranslationConfig
     our_kind = "translation"
+    _keys_to_ignore_on_load_missing = ["model.encoder.version", "model.decoder.version"]
 
     def get_encoder(self, *unused, **without) -> _Encoder:
         return _Encoder(self)
@@ -681,7 +712,7 @@ class RelPosForSeq2SeqLM(_Generating):
         inputs_embeds=None,
         decoder_inputs_embeds=None,
         labels=None,
-        use_cache=False,
+        use_cache=None,
         output_attentions=None,
         output_hidden_states=None,
         return_dict=None,
@@ -702,11 +733,14 @@ class RelPosForSeq2SeqLM(_Generating):
             padding = states.new_zeros(states.shape[:2], dtype=torch.bool)
         if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        begun = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
+        if past_key_values is not None:
+            decoder_attention_mask = newest(decoder_attention_mask, begun)
         tokens = tokens_of(decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds)
         source = {"encoder_out": [states.transpose(0, 1)], "encoder_padding_mask": [padding]}
         asked = self.asked(output_attentions, output_hidden_states)
         scores, cache, more = self.decode(
-            tokens, source, past_key_values, use_cache and labels is None, decoder_inputs_embeds, **asked
+            tokens, source, past_key_values, self.caches(use_cache, labels), decoder_inputs_embeds, **asked
         )
         found = Seq2SeqLMOutput(
             loss=self.loss_of(scores, labels),
@@ -722,20 +756,29 @@ class RelPosForSeq2SeqLM(_Generating):
         return self.given(found, return_dict)
 
     def prepare_inputs_for_generation(
-        self, input_ids, past_key_values=None, attention_mask=None, encoder_outputs=None, use_cache=None, **unused
+        self,
+        input_ids,
+        past_key_values=None,
+        attention_mask=None,
+        decoder_attention_mask=None,
+        encoder_outputs=None,
+        use_cache=None,
+        **unused,
     ) -> dict[str, Any]:
         return {
             "decoder_input_ids": input_ids[:, past_key_values.get_seq_length() if past_key_values else 0 :],
             "past_key_values": past_key_values,
             "attention_mask": attention_mask,
+            "decoder_attention_mask": decoder_attention_mask,
             "encoder_outputs": encoder_outputs,
             "use_cache": use_cache is not False,
         }
 
 
-class RelPosForCausalLM(_Generating):
+class RelPosForCausalLM(_Generating, GenerationMixin):
     config_class = RelPosLanguageConfig
     our_kind = "language_modeling"
+    _keys_to_ignore_on_load_missing = ["model.decoder.version"]
 
     def forward(
         self,
@@ -744,19 +787,19 @@ class RelPosForCausalLM(_Generating):
         past_key_values=None,
         inputs_embeds=None,
         labels=None,
-        use_cache=False,
+        use_cache=None,
         output_attentions=None,
         output_hidden_states=None,
         return_dict=None,
     ) -> CausalLMOutputWithPast | tuple:
         """Return logits (B, T, V), and the loss of each next label (B, T)."""
         given = input_ids if inputs_embeds is None else inputs_embeds
-        if past_key_values is not None and attention_mask is not None and given is not None:
-            attention_mask = attention_mask[:, -given.size(1) :]
+        if past_key_values is not None:
+            attention_mask = newest(attention_mask, given)
         tokens = tokens_of(input_ids, attention_mask, inputs_embeds)
         asked = self.asked(output_attentions, output_hidden_states)
         scores, cache, more = self.decode(
-            tokens, None, past_key_values, use_cache and labels is None, inputs_embeds, **asked
+            tokens, None, past_key_values, self.caches(use_cache, labels), inputs_embeds, **asked
         )
         loss = self.loss_of(scores[:, :-1], None if labels is None else labels[:, 1:])
         del more["cross_attentions"]
@@ -784,7 +827,9 @@ register(RelPosLanguageConfig, {"AutoModelForCausalLM": RelPosForCausalLM})
 
 class RelPosMemoryConfig(RelPosLanguageConfig):
     model_type = "relpos_memory_language_model"
-    __init__ = RelPosLanguageConfig.__init__
+
+    def __init__(self, *given, use_cache: bool = False, **rest) -> None:  # its cache takes no padding on the right
+        super().__init__(*given, use_cache=use_cache, **rest)
 
 
 @dataclass
@@ -811,7 +856,7 @@ class MemoryCache(DecodingCache):
         return output
 
 
-class RelPosWithMemoryForCausalLM(RelPosForCausalLM):
+class RelPosWithMemoryForCausalLM(RelPosForCausalLM, GenerationMixin):
     """A language model with memory: segments of the trained length, each after those before."""
 
     config_class = RelPosMemoryConfig
@@ -830,10 +875,12 @@ class RelPosWithMemoryForCausalLM(RelPosForCausalLM):
             raise ValueError(
                 "inputs_embeds: a model with memory reads tokens again: give input_ids, or use_cache=False"
             )
-        if any(asked.values()) and bool(tokens.eq(PAD).any()):
+        every = tokens if cache is None else torch.cat([cast(Tensor, cache.tokens), tokens], dim=1)
+        moved = (every[:, :-1].eq(PAD) & every[:, 1:].ne(PAD)).any(dim=1)
+        if any(asked.values()) and moved.any():
             raise ValueError(
-                f"output_attentions and output_hidden_states: {int(tokens.eq(PAD).any(1).sum())} of {len(tokens)} "
-                f"rows have padding, which a model with memory moves: give rows without"
+                f"output_attentions and output_hidden_states: {int(moved.sum())} of {len(tokens)} rows have padding "
+                f"before tokens, which a model with memory moves: give rows without"
             )
         return super().decode(tokens, source, cache, use_cache, embeds, **asked)
 

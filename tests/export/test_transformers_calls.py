@@ -144,7 +144,7 @@ def test_attentions_over_segments():
         torch.testing.assert_close(part.sum(-1), torch.ones(2, 2, 40).double())
     assert found.hidden_states[-1].shape == (2, 40, 16)
     given["input_ids"][1, 0] = 1
-    with pytest.raises(ValueError, match="1 of 2 rows have padding"):
+    with pytest.raises(ValueError, match="1 of 2 rows have padding before tokens"):
         model(**given, output_attentions=True)
 
 
