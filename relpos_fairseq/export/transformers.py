@@ -538,12 +538,15 @@ class DecodingCache:
         decoder: the decoder.
         state: its incremental state.
         tokens: (B, L) the tokens so far.
+        embedded: the number of them that were given as embeddings.
     """
 
     decoder: Any
     state: dict = field(default_factory=dict)
     tokens: Tensor | None = None
+    embedded: int = 0
     is_compileable = False
+    is_linear = (True,)  # by layer, for transformers 5: generate() may not cut it
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0 if self.tokens is None else self.tokens.size(1)
@@ -581,6 +584,12 @@ class _Generating(Common):
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
+
+    def _get_initial_cache_position(self, *given: Any) -> dict[str, Any]:
+        """Count positions, which no model here reads, as without a cache, whose length 4.46 reads off a tuple."""
+        *others, named = given
+        without = {name: value for name, value in named.items() if name != "past_key_values"}
+        return named | super()._get_initial_cache_position(*others, without)
 
     def stacks(self) -> list[Any]:
         return [getattr(self.model, name) for name in ("encoder", "decoder") if hasattr(self.model, name)]
@@ -624,6 +633,7 @@ class _Generating(Common):
         if cache is not None or use_cache:
             cache = cache or self.new_cache()
             tokens = cache.extend(tokens)
+            cache.embedded += 0 if embeds is None else new
         with recording(decoder, **asked) as found, embedded(decoder.embed_tokens, embeds):
             scores = self.scores(tokens, new, source, cache)
         return scores, cache if use_cache else None, found.outputs(tokens.size(1), new)
@@ -652,6 +662,11 @@ class _Generating(Common):
         if self.model.decoder.adaptive_softmax is not None:
             raise ValueError("labels: an adaptive softmax is trained by fairseq-train alone")
         return nn.functional.cross_entropy(scores.flatten(0, 1).float(), labels.flatten())
+
+
+def asked_of(named: dict[str, Any]) -> dict[str, Any]:
+    """Return the states that generate() asks for, which transformers 5 passes on here."""
+    return {name: named[name] for name in ("output_attentions", "output_hidden_states") if name in named}
 
 
 def newest(mask: Tensor | None, given: Tensor | None) -> Tensor | None:
@@ -716,8 +731,13 @@ class RelPosForSeq2SeqLM(_Generating, GenerationMixin):
         output_attentions=None,
         output_hidden_states=None,
         return_dict=None,
+        cache=None,
     ) -> Seq2SeqLMOutput | tuple:
-        """Return logits (B, T, V), and the loss of labels (B, T) other than -100."""
+        """Return logits (B, T, V), and the loss of labels (B, T) other than -100.
+
+        `cache` is `past_key_values` by the name that releases since 5 give it.
+        """
+        past_key_values = past_key_values or cache
         if encoder_outputs is None:
             encoder_outputs = self.get_encoder()(
                 input_ids, attention_mask, inputs_embeds, output_attentions, output_hidden_states, return_dict=True
@@ -739,13 +759,13 @@ class RelPosForSeq2SeqLM(_Generating, GenerationMixin):
         tokens = tokens_of(decoder_input_ids, decoder_attention_mask, decoder_inputs_embeds)
         source = {"encoder_out": [states.transpose(0, 1)], "encoder_padding_mask": [padding]}
         asked = self.asked(output_attentions, output_hidden_states)
-        scores, cache, more = self.decode(
+        scores, after, more = self.decode(
             tokens, source, past_key_values, self.caches(use_cache, labels), decoder_inputs_embeds, **asked
         )
         found = Seq2SeqLMOutput(
             loss=self.loss_of(scores, labels),
             logits=scores,
-            past_key_values=cache,
+            past_key_values=after,
             decoder_hidden_states=more["hidden_states"],
             decoder_attentions=more["attentions"],
             cross_attentions=more["cross_attentions"],
@@ -763,9 +783,11 @@ class RelPosForSeq2SeqLM(_Generating, GenerationMixin):
         decoder_attention_mask=None,
         encoder_outputs=None,
         use_cache=None,
-        **unused,
+        cache=None,
+        **more,
     ) -> dict[str, Any]:
-        return {
+        past_key_values = past_key_values or cache
+        return asked_of(more) | {
             "decoder_input_ids": input_ids[:, past_key_values.get_seq_length() if past_key_values else 0 :],
             "past_key_values": past_key_values,
             "attention_mask": attention_mask,
@@ -791,30 +813,46 @@ class RelPosForCausalLM(_Generating, GenerationMixin):
         output_attentions=None,
         output_hidden_states=None,
         return_dict=None,
+        cache=None,
     ) -> CausalLMOutputWithPast | tuple:
-        """Return logits (B, T, V), and the loss of each next label (B, T)."""
+        """Return logits (B, T, V), and the loss of each next label (B, T).
+
+        `cache` is `past_key_values` by the name that releases since 5 give it.
+        """
+        past_key_values = past_key_values or cache
         given = input_ids if inputs_embeds is None else inputs_embeds
         if past_key_values is not None:
             attention_mask = newest(attention_mask, given)
         tokens = tokens_of(input_ids, attention_mask, inputs_embeds)
         asked = self.asked(output_attentions, output_hidden_states)
-        scores, cache, more = self.decode(
+        scores, after, more = self.decode(
             tokens, None, past_key_values, self.caches(use_cache, labels), inputs_embeds, **asked
         )
         loss = self.loss_of(scores[:, :-1], None if labels is None else labels[:, 1:])
         del more["cross_attentions"]
-        return self.given(CausalLMOutputWithPast(loss=loss, logits=scores, past_key_values=cache, **more), return_dict)
+        return self.given(CausalLMOutputWithPast(loss=loss, logits=scores, past_key_values=after, **more), return_dict)
 
     def prepare_inputs_for_generation(
-        self, input_ids, past_key_values=None, attention_mask=None, inputs_embeds=None, use_cache=None, **unused
+        self,
+        input_ids,
+        past_key_values=None,
+        attention_mask=None,
+        inputs_embeds=None,
+        use_cache=None,
+        cache=None,
+        **more,
     ) -> dict[str, Any]:
-        first = inputs_embeds is not None and past_key_values is None
-        if past_key_values is not None:  # a prompt of embeddings is in the mask alone
-            length = (input_ids if attention_mask is None else attention_mask).size(1)
-            input_ids = input_ids[:, past_key_values.get_seq_length() - length :]
-        return {
-            "input_ids": None if first else input_ids,
-            "inputs_embeds": inputs_embeds if first else None,
+        past_key_values = past_key_values or cache
+        cached = past_key_values.get_seq_length() if past_key_values else 0
+        embeds = None if inputs_embeds is None else inputs_embeds[:, cached:]
+        if embeds is not None and not embeds.size(1):  # the prompt is read
+            embeds = None
+        if cached:  # tokens that were given as embeddings may be among input_ids or not
+            without = past_key_values.embedded if input_ids.size(1) <= cached else 0
+            input_ids = input_ids[:, cached - without :]
+        return asked_of(more) | {
+            "input_ids": input_ids if embeds is None else None,
+            "inputs_embeds": embeds,
             "past_key_values": past_key_values,
             "attention_mask": attention_mask,
             "use_cache": use_cache is not False,
@@ -828,8 +866,7 @@ register(RelPosLanguageConfig, {"AutoModelForCausalLM": RelPosForCausalLM})
 class RelPosMemoryConfig(RelPosLanguageConfig):
     model_type = "relpos_memory_language_model"
 
-    def __init__(self, *given, use_cache: bool = False, **rest) -> None:  # its cache takes no padding on the right
-        super().__init__(*given, use_cache=use_cache, **rest)
+    __init__ = RelPosLanguageConfig.__init__  # transformers 5 makes one where there is none
 
 
 @dataclass
@@ -861,6 +898,10 @@ class RelPosWithMemoryForCausalLM(RelPosForCausalLM, GenerationMixin):
 
     config_class = RelPosMemoryConfig
     our_kind = "segment_language_modeling"
+
+    def caches(self, use_cache: bool | None, labels: Tensor | None) -> bool:
+        """Tell whether a cache is returned: as the argument says, since it takes no padding on the right."""
+        return labels is None and bool(use_cache)
 
     def new_cache(self) -> MemoryCache:
         return MemoryCache(self.model.decoder)

@@ -348,6 +348,42 @@ def test_generation_from_embeddings():
     assert torch.equal(found[:, -6:], expected[:, -6:])
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("cls", [*LANGUAGE, RelPosForSeq2SeqLM])
+@torch.no_grad()
+def test_states_of_generation(cls, use_cache):
+    model, given = built(cls), {"input_ids": drawn(cls)["input_ids"]}
+    kept = {"output_attentions": True, "output_hidden_states": True, "return_dict_in_generate": True}
+    how = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "use_cache": use_cache, "suppress_tokens": [1]}
+    found = model.generate(**given, **kept, **how)
+    begun = found.sequences.size(1) - 4
+    for step, (hidden, weights) in enumerate(
+        zip(states_of(found, "hidden_states"), states_of(found, "attentions"), strict=True)
+    ):
+        rows = 1 if use_cache and step else begun + step
+        assert [part.shape for part in hidden] == [(2, rows, 16)] * 3
+        assert [part.shape for part in weights] == [(2, 2, rows, begun + step)] * 2
+
+
+@pytest.mark.parametrize("cls", LANGUAGE)
+@torch.no_grad()
+def test_generation_goes_on_from_a_cache(cls):
+    model, given = built(cls), drawn(cls)
+    how = {"do_sample": False, "return_dict_in_generate": True, "suppress_tokens": [1, 2], "use_cache": True}
+    whole = model.generate(**given, max_new_tokens=9, **how)
+    first = model.generate(**given, max_new_tokens=4, **how)
+    again = model.generate(first.sequences, past_key_values=first.past_key_values, max_new_tokens=5, **how)
+    assert torch.equal(again.sequences, whole.sequences)
+
+
+@pytest.mark.parametrize("cls", [*LANGUAGE, RelPosForSeq2SeqLM])
+def test_searches_that_cut_a_cache_are_refused(cls):
+    """Transformers' own error."""
+    with pytest.raises(ValueError, match="stateful|custom_generate|trust_remote_code"):
+        how = {"penalty_alpha": 0.6, "top_k": 4, "max_new_tokens": 3, "use_cache": True}
+        built(cls).generate(input_ids=drawn(cls)["input_ids"], **how)
+
+
 def test_pre_training_is_the_masked_lm():
     """As transformers registers its RoBERTa."""
     config = copy.deepcopy(built(RelPosForMaskedLM).config)
