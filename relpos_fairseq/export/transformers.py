@@ -587,9 +587,10 @@ class _Generating(Common):
 
     def _get_initial_cache_position(self, *given: Any) -> dict[str, Any]:
         """Count positions, which no model here reads, as without a cache, whose length 4.46 reads off a tuple."""
-        *others, named = given
-        without = {name: value for name, value in named.items() if name != "past_key_values"}
-        return named | super()._get_initial_cache_position(*others, without)
+        kept = {name: given[-1].pop(name) for name in ("past_key_values",) if name in given[-1]}
+        found = super()._get_initial_cache_position(*given)  # the same dict, which 5 also reads where it was
+        found.update(kept)
+        return found
 
     def stacks(self) -> list[Any]:
         return [getattr(self.model, name) for name in ("encoder", "decoder") if hasattr(self.model, name)]
@@ -906,7 +907,7 @@ class RelPosWithMemoryForCausalLM(RelPosForCausalLM, GenerationMixin):
     def new_cache(self) -> MemoryCache:
         return MemoryCache(self.model.decoder)
 
-    def decode(self, tokens: Tensor, source: None, cache: MemoryCache | None, use_cache: bool, embeds, **asked):
+    def decode(self, tokens: Tensor, source: Any, cache: Any, use_cache: bool, embeds, **asked):
         """Return what `_Generating.decode` does.
 
         Raises:
@@ -925,7 +926,7 @@ class RelPosWithMemoryForCausalLM(RelPosForCausalLM, GenerationMixin):
             )
         return super().decode(tokens, source, cache, use_cache, embeds, **asked)
 
-    def scores(self, tokens: Tensor, new: int, source: None, cache: MemoryCache | None) -> Tensor:
+    def scores(self, tokens: Tensor, new: int, source: Any, cache: Any) -> Tensor:
         decoder, segment = self.model.decoder, int(self.config.values["tokens_per_sample"])
         outputs = []
         if cache is None:
