@@ -36,6 +36,8 @@ class AttentionShape:
     seed_name: str = ""
 
     def __post_init__(self) -> None:
+        if self.max_positions < 1:
+            raise ValueError(f"{self.length_flag} must be >= 1, got {self.max_positions}")
         if self.num_heads < 1 or self.embed_dim % self.num_heads:
             raise ValueError(
                 f"embed_dim must be divisible by the number of heads, got embed_dim "

@@ -247,7 +247,18 @@ def _text(text: str) -> str:
     return text
 
 
-READERS: dict[Any, Callable[[str], Any]] = {float: _number, str: _text}
+def _integer(text: str) -> int:
+    """Read a whole number that a processor's word holds."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 1 << 63
+    if not -(1 << 63) <= value < 1 << 63:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at most 18 digits, got {text}")
+    return value
+
+
+READERS: dict[Any, Callable[[str], Any]] = {float: _number, int: _integer, str: _text}
 
 
 def parse(cls: type, program: str, argv: Sequence[str]) -> Any:

@@ -43,14 +43,6 @@ from relpos_fairseq.text.subwords import IDENTITY, NORMALIZATIONS
 TEXT = "text (plain, .gz, .bz2 or .xz)"
 
 
-def positive(text: str) -> int:
-    """Read a number of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be >= 1, got {text}")
-    return number
-
-
 def shard(text: str) -> tuple[int, int]:
     """Read I/N."""
     number, _, count = text.partition("/")
@@ -85,9 +77,9 @@ class PrepareWmt:
     test: list[str] | None = option(
         None, "sacrebleu's name (default: newstest2015; wmt14: newstest2014)", metavar="SET"
     )
-    sample: int | None = option(None, "use N training pairs, chosen by --seed", type=positive, metavar="N")
+    sample: int | None = option(None, "use N training pairs, chosen by --seed", least=1, metavar="N")
     seed: int = option(WmtSettings.seed)
-    max_words: int = option(Limits.max_words, type=positive, metavar="N")
+    max_words: int = option(Limits.max_words, least=1, metavar="N")
     max_ratio: float = option(Limits.max_ratio, metavar="R", least=1)
     no_filter: list[str] = option([], f"keep such pairs: {', '.join(NO_FILTER)}", choices=NO_FILTER, metavar="NAME")
     max_dropped: float = option(
@@ -119,20 +111,17 @@ class PrepareWmt:
     vocab_size: int = option(
         WmtSettings.vocab_size,
         "merges (subword-nmt) or pieces (sentencepiece), joint (default: %(default)s)",
-        type=positive,
+        least=1,
         metavar="N",
     )
     learn_lines: int = option(
-        WmtSettings.learn_lines,
-        "pairs that units are learned on, at most (default: %(default)s)",
-        type=positive,
-        metavar="N",
+        WmtSettings.learn_lines, "pairs that units are learned on, at most (default: %(default)s)", least=1, metavar="N"
     )
-    workers: int = option(WmtSettings.workers, "processes (default: %(default)s)", type=positive, metavar="N")
+    workers: int = option(WmtSettings.workers, "processes (default: %(default)s)", least=1, metavar="N")
     shard: tuple[int, int] | None = option(
         None, "only clean and tokenise part I of N of the training text", type=shard, metavar="I/N"
     )
-    merge: int | None = option(None, "join N shards and do the rest", type=positive, metavar="N")
+    merge: int | None = option(None, "join N shards and do the rest", least=1, metavar="N")
     force: bool = flag("run every stage again")
     dry_run: bool = flag("print sources, sizes and disk needed; do nothing")
 
@@ -142,6 +131,7 @@ class PrepareWmt:
         preparation = WmtPreparation(self.settings())
         preparation.announce()
         if not self.dry_run:
+            preparation.check_pair()
             preparation.require_space()
             preparation.agree(self.yes)
             preparation.run(["relpos prepare wmt", *argv], self.force)

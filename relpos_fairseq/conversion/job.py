@@ -319,10 +319,14 @@ def to_relpos(job: Job, source: EncoderSource) -> CheckpointResult:
     if job.head:
         raise ConversionError("--head chooses what goes into a Hugging Face folder alone")
     torch.manual_seed(job.seed)
-    values = target_values(source, job.to, job.given)
+    try:
+        values = target_values(source, job.to, job.given)
+        plan = plan_of(values)
+    except ValueError as error:  # of the options, and not of the source
+        raise ConversionError(str(error)) from error
     _check_used(job, source, values)
     given = {"allow_loss": job.approximate, "start": job.init, "fill": job.fill}
-    done = convert(source.state, source.plan, plan_of(values), **given)
+    done = convert(source.state, source.plan, plan, **given)
     probe = _probe(job, source, values)
 
     def run(_: Path) -> tuple[Outputs, Outputs]:

@@ -38,7 +38,7 @@ def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> li
     found = sorted((int(match.group(1)), path) for match, path in named if match)
     if number < 1 or len(found) < number:
         raise UserError(
-            f"{inputs[0]} has {len(found)} checkpoints like {pattern.pattern}, "
+            f"{inputs[0]} has {len(found)} checkpoints like {'checkpoint7.pt' if last else 'checkpoint_2_5000.pt'}, "
             f"{number} asked for: keep more (--keep-last-epochs, --keep-interval-updates)"
         )
     return [path for _, path in found[-number:]]

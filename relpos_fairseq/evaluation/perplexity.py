@@ -104,6 +104,7 @@ def compare(
                     "perplexity": score.perplexity,
                     "bits": score.bits,
                     "tokens/s": score.speed,
+                    "split": split,
                 }
             )
     text = show(rows)

@@ -125,6 +125,11 @@ def open_translator(
             raise UserError(f"--source-lang, --target-lang: {path} translates between the languages of its export")
         return open_ct2_folder(path, cpu)
     if path.is_dir():
+        if (path / "config.json").is_file() or any(path.glob("*.onnx")):
+            raise UserError(
+                f"{path} is an export that relpos translate does not run: name a folder of relpos export ct2, "
+                f"or a checkpoint"
+            )
         raise UserError(f"{path} is a folder: name the checkpoint in it")
     from relpos_fairseq.inference.checkpoints import loading  # with fairseq, which exports do without
 

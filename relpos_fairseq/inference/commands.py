@@ -15,6 +15,8 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import open_text_out
 from relpos_fairseq.io.lines import lines_of, read_lines
 
+logger = logging.getLogger(__name__)
+
 
 @contextmanager
 def writer(path: Path | None) -> Iterator[Callable[[str], None]]:
@@ -79,14 +81,22 @@ def sample_text(args: Any) -> None:
     trained = causal_lm.open_model(args.checkpoint, args.data, args.cpu, args.quantization)
     prompt = "\n".join(lines_of(args.prompt_file)) if args.prompt_file else args.prompt
     start = causal_lm.Continuation(trained, args.samples, args.mem_len, args.context)
+    words, symbols = trained.task.source_dictionary, causal_lm.ids_of(trained, prompt)
+    if unknown := symbols.count(words.unk()):
+        logger.warning("the prompt: %d of its %d symbols are unknown to the model", unknown, len(symbols) - 1)
     streams = args.samples == 1 and not args.jsonl
     if streams:
         print(prompt, end="", flush=True)
-    for sample in causal_lm.texts(trained, start, prompt, args.tokens, args.lines, choice, streams):
-        if args.jsonl:
-            print(as_json(sample))
-        elif not streams:
-            print(f"== {sample['sample']} ==\n{prompt}{sample['text']}", flush=True)
+    try:
+        for sample in causal_lm.texts(trained, start, prompt, args.tokens, args.lines, choice, streams):
+            if args.jsonl:
+                print(as_json(sample))
+            elif not streams:
+                print(f"== {sample['sample']} ==\n{prompt}{sample['text']}", flush=True)
+    except KeyboardInterrupt:
+        if streams:  # what is said of it has a line of its own
+            print(flush=True)
+        raise
 
 
 def fill_lines(args: Any) -> None:
@@ -97,7 +107,7 @@ def fill_lines(args: Any) -> None:
     hub = open_masked(args.checkpoint, args.data, args.cpu, args.quantization)
     with writer(args.out) as write:
         for number, line in enumerate(lines_of(args.file), start=1):
-            found = fill(hub, line, number, args.top_k)
+            found = fill(hub, line, number, args.top_k) if line.strip() else []  # as translate passes over such lines
             if args.jsonl:
                 write(as_json({"line": number, "source": line, "filled": found}))
                 continue

@@ -106,7 +106,9 @@ def describe_encoding(error: UnicodeEncodeError) -> str:
 def describe_os_error(error: OSError) -> str | None:
     """Describe an error of the file system in words; None where it names no file."""
     if error.errno in FULL:
-        where = Path(error.filename) if error.filename else Path.cwd()
+        if not error.filename:
+            return "no space left where standard output goes: make room and run the same command again"
+        where = Path(error.filename)
         folder = existing_folder(where)
         free = shutil.disk_usage(folder).free / 1e6
         return (

@@ -44,7 +44,7 @@ def copy_recipes(name: str, out: Path) -> None:
     folder = folder_of_recipes()
     tasks = {path.relative_to(folder).parts[0] for path in _files(folder, RECIPES) if path.parent != folder}
     if name not in {ALL, *tasks}:
-        raise UserError(f"there are no recipes {name}: name one of {', '.join([ALL, *sorted(tasks)])}")
+        raise UserError(f"there is no folder of recipes {name}: name one of {', '.join([ALL, *sorted(tasks)])}")
     source = folder if name == ALL else folder / name
     with atomic_folder(out) as copy:
         for path in _files(source, (*RECIPES, ".md")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tempfile
@@ -227,7 +228,9 @@ def sample_of(task: Any, split: str, index: int = 0) -> tuple[dict[str, Any] | N
         except FileNotFoundError:
             return None, ""
         except Exception as error:  # whatever a broken binary file makes of fairseq's readers
-            return None, one_line(error)
+            places = str(task.cfg.data).split(os.pathsep)
+            there = any(any(Path(place).rglob(f"{split}*.idx")) for place in places)
+            return None, one_line(error) if there else ""
 
 
 def cut_sample(net_input: dict[str, Any]) -> dict[str, Any]:

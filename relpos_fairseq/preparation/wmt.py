@@ -24,7 +24,7 @@ from relpos_fairseq.io.files import bytes_below, describe_size, open_together, r
 from relpos_fairseq.io.lines import COMPRESSED, read_lines
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.reading import read_json
-from relpos_fairseq.io.stages import STAMPS, Stage, describe_files, labelled, read_stamp, versions
+from relpos_fairseq.io.stages import STAMPS, Manifest, Stage, describe_files, labelled, read_stamp, versions
 from relpos_fairseq.preparation.binarise import binarise_pairs
 from relpos_fairseq.preparation.cleaning import (
     DROPPED,
@@ -107,6 +107,15 @@ class WmtPreparation(Preparation):
         print(f"{described}\n\ndisk needed in {self.out}: about {describe_size(needed)}", flush=True)
         if self.raw.lacks_czeng():
             print("without CzEng, which the papers train on: name its folder with --czeng", flush=True)
+
+    def check_pair(self) -> None:
+        """Raise a UserError if the folder holds another pair, whose files this one's would replace."""
+        known = (read_json(self.out / MANIFEST, Manifest, {}).get("settings") or {}).get("languages")
+        if known and tuple(known) != self.settings.languages:
+            given = "-".join(self.settings.languages)
+            raise UserError(
+                f"--out {self.out} holds {'-'.join(known)}, which {given} would replace: name another folder"
+            )
 
     def agree(self, yes: bool) -> None:
         """Have the download of what is not here agreed to: by `yes`, or by an answer on a terminal."""

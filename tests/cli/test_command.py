@@ -72,7 +72,11 @@ def test_defaults_of_two_calls_are_not_one_list(declared):
     ("words", "message"),
     [
         (["a"], "the following arguments are required: --needed"),
-        (["a", "--needed", "x"], "argument --needed: invalid int value: 'x'"),
+        (["a", "--needed", "x"], "argument --needed: must be a whole number of at most 18 digits, got x"),
+        (
+            ["a", "--needed", "9" * 30],
+            f"argument --needed: must be a whole number of at most 18 digits, got {'9' * 30}",
+        ),
         (["a", "--needed", "1", "--text", "t", "--file", "f"], "argument --file: not allowed with argument --text"),
     ],
 )

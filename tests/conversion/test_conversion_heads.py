@@ -135,6 +135,25 @@ def test_losses_and_names_of_the_export(name, tmp_path):
             assert exported.config.id2label == model.config.id2label
 
 
+@torch.no_grad()
+def test_a_converted_classifier_takes_sentences_and_pairs(tmp_path, capsys):
+    """Which of them it was trained on no config.json says; the probabilities are transformers'."""
+    model = write(tmp_path / "first", "ForSequenceClassification", **NAMES)
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
+    (tmp_path / "in.txt").write_text("a z\nb 0\tc 8 d\n\n")
+    capsys.readouterr()
+    assert relpos("classify", tmp_path / "ours" / "model.pt", tmp_path / "in.txt", "--jsonl") == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "first")
+    for row, texts in zip(rows, (["a z"], ["b 0", "c 8 d"]), strict=False):
+        wanted = model(**tokenizer(*texts, return_tensors="pt")).logits.softmax(-1)[0].tolist()
+        assert list(row["probabilities"].values()) == pytest.approx(wanted, abs=1e-5)
+    assert rows[2]["label"] is None
+    (tmp_path / "in.txt").write_text("a\tb\tc\n")
+    assert relpos("classify", tmp_path / "ours" / "model.pt", tmp_path / "in.txt") == 2
+    assert "line 1: a converted model takes one sentence, or two, parted by a tab" in capsys.readouterr().err
+
+
 def test_other_heads_are_refused_by_name(tmp_path, capsys):
     suffix = "ForNextSentencePrediction"
     write(tmp_path / "first", suffix)

@@ -401,3 +401,11 @@ def test_neighbouring_places_are_put_together():
     score = language_model.Score(7, 0.0, 1.0, np.arange(7) * math.log(2), place, place)
     places, bits = by_token.by_place(score, points=3)  # 0 and 1, 2 and 3, 4
     assert places.tolist() == [0.5, 2.5, 4.0] and bits == pytest.approx([3.0, 2.5, 4.0])
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "absolute"])
+def test_pictures_are_drawn_of_the_text(request, corpus, tmp_path, capsys, kind):
+    """A stream's first block, of language models with memory and without."""
+    checkpoint = request.getfixturevalue(kind)
+    assert relpos("plot", checkpoint, "--data", corpus, "--out", tmp_path) == 0, capsys.readouterr().err
+    assert "first sentence of valid" in capsys.readouterr().out

@@ -254,6 +254,29 @@ def test_the_hub_translates_as_the_command(translation, tmp_path, capsys) -> Non
     assert wanted[2] == wanted[3] == ""
 
 
+@torch.no_grad()
+def test_a_hub_scores_translations(translation):
+    """The log-probabilities of given translations, as one pass of the model gives them."""
+    from fairseq.models.transformer import TransformerModel
+
+    checkpoint, raw, _ = translation
+    hub = TransformerModel.from_pretrained(str(checkpoint.parent), checkpoint.name)
+    sources, targets = ((raw / f"test.{side}").read_text().splitlines()[:4] for side in ("en", "de"))
+    model, words = hub.models[0], hub.tgt_dict
+    for source, target, found in zip(sources, targets, hub.score(sources, targets=targets), strict=True):
+        ids = torch.tensor([*map(words.index, hub.target.encode(target)), words.eos()])
+        encoded = hub.encode(source)
+        output = model(encoded[None], torch.tensor([len(encoded)]), ids.roll(1)[None])
+        each = model.get_normalized_probs(output, True)[0].gather(1, ids[:, None])[:, 0]
+        assert torch.equal(found["tokens"], ids)
+        assert torch.allclose(found["positional_scores"], each, atol=1e-5)
+        assert float(found["score"]) == pytest.approx(float(each.mean()), abs=1e-5)
+        assert torch.equal(hub.score(source, targets=target)["tokens"], ids)
+    for given, said in (({}, "needs targets"), ({"targets": targets[:2]}, "4 sentences need as many targets, got 2")):
+        with pytest.raises(ValueError, match=said):
+            hub.score(sources, **given)
+
+
 def trained_like(model, tokens_per_sample: int) -> SimpleNamespace:
     """What sampling reads of a trained model."""
     from helpers.models import small_task

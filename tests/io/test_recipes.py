@@ -42,8 +42,11 @@ def test_copies_are_whole(tmp_path: Path, name: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("nope", "--out", "OUT"), "there are no recipes nope: name one of all, comparison, language_modeling, "),
-        (("../tests", "--out", "OUT"), "there are no recipes ../tests: "),
+        (
+            ("nope", "--out", "OUT"),
+            "there is no folder of recipes nope: name one of all, comparison, language_modeling, ",
+        ),
+        (("../tests", "--out", "OUT"), "there is no folder of recipes ../tests: "),
         (("translation",), "NAME and --out go together"),
         (("--out", "OUT"), "NAME and --out go together"),
     ],

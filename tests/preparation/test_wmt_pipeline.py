@@ -190,6 +190,14 @@ def test_shards_of_a_sample_are_the_sample(text, tmp_path):
     assert read["train"]["read"][0] == 40
 
 
+def test_another_pair_does_not_replace_a_pair(text, tmp_path, capsys):
+    assert prepare(text, tmp_path / "out") == 0
+    before = made(tmp_path / "out")
+    assert prepare(text, tmp_path / "out", pair="de-en") == 2
+    assert f"--out {tmp_path / 'out'} holds en-de, which de-en would replace: name another" in capsys.readouterr().err
+    assert made(tmp_path / "out") == before
+
+
 def test_a_second_run_does_nothing_and_a_change_only_what_follows(text, tmp_path, capsys):
     out = tmp_path / "out"
     assert prepare(text, out) == 0

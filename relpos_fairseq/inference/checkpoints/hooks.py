@@ -16,6 +16,7 @@ from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq import checkpoint_utils, hub_utils, utils
 from fairseq.data.encoders import register_bpe
@@ -223,6 +224,51 @@ class TextHub(Fairseq):
         for n, found in zip(given, self.generate([encoded[n] for n in given], beam, verbose, **kwargs), strict=True):
             texts[n] = self.decode(found[0]["tokens"])
         return texts
+
+    def score(
+        self, sentences: Any, replace_newline_with_eos: bool = False, *, targets: Any = None, **kwargs: Any
+    ) -> Any:
+        """Return tokens and log-probabilities of texts: of a translation model those of `targets`, given the sentences.
+
+        Args:
+            sentences: texts, or one.
+            replace_newline_with_eos: fairseq's, of a language model.
+            targets: as many translations, which a translation model alone takes.
+            kwargs: fairseq's, of a language model.
+
+        Returns:
+            For each sentence {"tokens", "score" (their mean, in nats), "positional_scores" (T,), ...}, as fairseq's.
+
+        Raises:
+            ValueError: targets are missing, of another number, or given to a language model.
+        """
+        translates = hasattr(self.models[0], "encoder")
+        if translates is (targets is None):
+            needs = "needs targets" if translates else "takes no targets"
+            raise ValueError(f"score of a {'translation' if translates else 'language'} model {needs}")
+        if not translates:
+            return super().score(sentences, replace_newline_with_eos, **kwargs)
+        if isinstance(sentences, str):
+            return self.score([sentences], targets=[targets])[0]
+        if len(sentences) != len(targets) or isinstance(targets, str):
+            raise ValueError(f"{len(sentences)} sentences need as many targets, got {len(targets)}")
+        generation = copy.deepcopy(self.cfg.generation)
+        with open_dict(generation):
+            generation.score_reference = True
+        generator = self.task.build_generator(self.models, generation)
+        found = []
+        for sentence, target in zip(sentences, targets, strict=True):
+            source = self.encode(sentence)
+            words = (
+                self.target.encode(target) if self.target is not None else self.apply_bpe(self.tokenize(target)).split()
+            )
+            dataset = self.task.build_dataset_for_inference([source], [len(source)])
+            dataset.tgt = [torch.tensor([*map(self.tgt_dict.index, words), self.tgt_dict.eos()])]
+            dataset.tgt_sizes = np.array([len(dataset.tgt[0])])
+            dataset.left_pad_source = options_of(self.task).left_pad_source
+            sample = utils.apply_to_sample(lambda tensor: tensor.to(self.device), dataset.collater([dataset[0]]))
+            found.append(self.task.inference_step(generator, self.models, sample)[0][0])
+        return found
 
     def decode(self, tokens: Tensor) -> str:
         """Return the text of ids (T,), without the </s> at their end."""
