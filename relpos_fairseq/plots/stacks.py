@@ -23,6 +23,7 @@ from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.nn import self_attention
+from relpos_fairseq.patches.training import options_of
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.saved_options import saved_options
@@ -228,7 +229,7 @@ def sample_of(task: Any, split: str, index: int = 0) -> tuple[dict[str, Any] | N
         except FileNotFoundError:
             return None, ""
         except Exception as error:  # whatever a broken binary file makes of fairseq's readers
-            places = str(task.cfg.data).split(os.pathsep)
+            places = str(options_of(task).data).split(os.pathsep)
             there = any(any(Path(place).rglob(f"{split}*.idx")) for place in places)
             return None, one_line(error) if there else ""
 
