@@ -107,6 +107,11 @@ def panels(path: Path, count: int, width: float, height: float) -> Iterator[list
         figure, axes = plt.subplots(1, count, figsize=(width * count, height), squeeze=False, layout="constrained")
         try:
             yield list(axes[0])
+            for ax in axes[0]:
+                curves = [line for line in ax.lines if line.get_transform() == ax.transData]  # and no marks of a place
+                if ax.get_yscale() == "linear" and curves:
+                    ax.ticklabel_format(axis="y", useOffset=False)
+                    widen(ax, np.concatenate([np.asarray(line.get_ydata(), float) for line in curves]))
             save_figure(figure, path)
         finally:
             plt.close(figure)
@@ -260,7 +265,7 @@ def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.ticklabel_format(axis="y", useOffset=False)
     if picture.kind == "lines":
-        widen(axes[0], picture)
+        widen(axes[0], np.concatenate([panel.values.ravel() for panel in picture.panels]))
     if picture.kind == "dots":
         axes[0].set_ylim(0, 1.1 * max(panel.values.max() for panel in picture.panels))
         axes[0].yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -273,9 +278,9 @@ def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
 
 
-def widen(ax: Axes, picture: Picture) -> None:
-    """Let the vertical axis that all panels share cover `LEAST` of its largest value, where curves hardly differ."""
-    known = np.concatenate([panel.values[~np.isnan(panel.values)] for panel in picture.panels])
+def widen(ax: Axes, values: np.ndarray) -> None:
+    """Let a vertical axis cover `LEAST` of the largest of the values on it, where these hardly differ."""
+    known = values[np.isfinite(values)]
     if known.size and np.ptp(known) < (least := LEAST * np.abs(known).max()):
         middle = (known.max() + known.min()) / 2
         ax.set_ylim(middle - least / 2, middle + least / 2)

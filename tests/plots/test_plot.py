@@ -586,3 +586,15 @@ def test_fonts_have_the_characters_of_tokens(monkeypatch, caplog) -> None:
     assert axes.fonts_for("a a\n") == ["DejaVu Sans"] and axes.fonts_for("a東") == ["DejaVu Sans", "Han"]
     assert not caplog.records
     assert axes.fonts_for("東ก") == ["DejaVu Sans", "Han"] and "no font of this system has ก" in caplog.text
+
+
+def test_axes_of_others_are_no_cliffs_either(tmp_path, monkeypatch) -> None:
+    """Of what draws for itself: an axis in full numbers, over more than noise; marks of a place are no values."""
+    kept = []
+    monkeypatch.setattr(axes, "save_figure", lambda figure, path: kept.append(figure))
+    with axes.panels(tmp_path / "x.png", 1, 4, 3) as [ax]:
+        ax.plot([1, 2, 3], [13.1660, 13.1695, 13.1662], "o-")
+        ax.axvline(2)
+    low, high = kept[0].axes[0].get_ylim()
+    assert high - low == pytest.approx(0.01 * 13.1695, rel=1e-6) and low < 13.166 < high
+    assert not kept[0].axes[0].yaxis.get_major_formatter().get_useOffset()
