@@ -44,8 +44,10 @@ hypothesis_settings.load_profile("repeatable")
 _programs = str(Path(sys.executable).parent)
 os.environ["PATH"] = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part != _programs)
 # What commands of the suite write is remembered apart from what the user's wrote, and by none of an earlier suite.
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="relpos_state-")
-atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+# A worker of xdist has the folder of the process that began it, which outlives it.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="relpos_state-")
+    atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 # The first backward pass of a process starts autograd's threads for what devices there are by then,
 # after which no child may train.  On Python 3.13 an export to ONNX leaves one behind: be before it.

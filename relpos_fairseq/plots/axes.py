@@ -153,10 +153,13 @@ def _characters_of(path: str) -> set[int]:
 
 
 def show_tokens(axis: Axes, kind: str) -> None:
-    """Make the horizontal axis one of numbers of tokens: zero, and powers of two."""
+    """Make the horizontal axis one of numbers of tokens, from zero where a curve does: powers of two."""
     axis.set_xlabel(f"{kind} (tokens)")
     axis.set_xscale("symlog", base=2, linthresh=1)
-    axis.set_xlim(left=0)
+    curves = [
+        line.get_xdata() for line in axis.lines if len(line.get_xdata()) and line.get_transform() == axis.transData
+    ]
+    axis.set_xlim(left=0 if min(map(min, curves), default=0) == 0 else None)
 
 
 def write_picture(picture: Picture, folder: Path) -> list[Path]:
