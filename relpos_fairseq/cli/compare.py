@@ -192,7 +192,7 @@ class Doctor:
 
     def run(self, argv: Sequence[str]) -> int:
         if self.verify:
-            from relpos_fairseq.io.stages import check_folder
+            from relpos_fairseq.io.manifests import check_folder
 
             for folder in self.verify:
                 print(f"{folder}: {check_folder(folder)} files are as their manifests say", flush=True)

@@ -18,9 +18,10 @@ from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import Hashes, remove, write_json
 from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.io.manifests import versions
 from relpos_fairseq.io.processes import USER_DIR, key_of
 from relpos_fairseq.io.reading import parse_json, reading
-from relpos_fairseq.io.stages import Stage, as_json, run_stages, versions
+from relpos_fairseq.io.stages import Stage, as_json, run_stages
 
 # Folders of the package whose code no trained number depends on.
 NOT_TRAINING = "benchmarks cli comparison conversion examples export inference io plots preparation".split()

@@ -14,9 +14,9 @@ from relpos_fairseq.evaluation.comet import bootstrap, comet, find_program
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import write_json
 from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.io.manifests import Manifest
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.reading import read_json
-from relpos_fairseq.io.stages import Manifest
 from relpos_fairseq.metrics.bleu import bleu_of
 from relpos_fairseq.text.moses import Detokeniser
 

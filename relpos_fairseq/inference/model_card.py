@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from relpos_fairseq.io.files import write_text
+from relpos_fairseq.io.manifests import Manifest, versions
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.reading import read_json
-from relpos_fairseq.io.stages import Manifest, versions
 from relpos_fairseq.version import __version__
 
 FILE = "MODEL_CARD.md"

@@ -34,9 +34,9 @@ from torch.ao.quantization.observer import HistogramObserver
 
 from relpos_fairseq.io.command import describe_os_error
 from relpos_fairseq.io.indexed import REMEDY, check_ids, read_indexed
+from relpos_fairseq.io.manifests import check_unchanged
 from relpos_fairseq.io.packages import describe_missing
 from relpos_fairseq.io.reading import reading
-from relpos_fairseq.io.stages import check_unchanged
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
 from relpos_fairseq.text.assets import word_starts
 

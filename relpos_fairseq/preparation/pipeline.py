@@ -7,8 +7,9 @@ from pathlib import Path
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import Hashes
+from relpos_fairseq.io.manifests import write_manifest
 from relpos_fairseq.io.progress import table
-from relpos_fairseq.io.stages import Stage, run_stages, write_manifest
+from relpos_fairseq.io.stages import Stage, run_stages
 from relpos_fairseq.preparation.binarise import warn_of_unknown
 from relpos_fairseq.text.assets import Text
 from relpos_fairseq.text.round_trip import RoundTrip, round_trip

@@ -22,9 +22,10 @@ from relpos_fairseq.io.downloads import agree
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import bytes_below, describe_size, open_together, require_space, write_json
 from relpos_fairseq.io.lines import COMPRESSED, read_lines
+from relpos_fairseq.io.manifests import Manifest, describe_files, labelled, versions
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.reading import read_json
-from relpos_fairseq.io.stages import STAMPS, Manifest, Stage, describe_files, labelled, read_stamp, versions
+from relpos_fairseq.io.stages import STAMPS, Stage, read_stamp
 from relpos_fairseq.preparation.binarise import binarise_pairs
 from relpos_fairseq.preparation.cleaning import (
     DROPPED,

@@ -22,8 +22,8 @@ import numpy as np
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, copy_file, sha256_of
 from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.io.manifests import Manifest, check_unchanged
 from relpos_fairseq.io.reading import read_json
-from relpos_fairseq.io.stages import Manifest, check_unchanged
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import SPECIAL, UNK, read_dictionary, symbol_of

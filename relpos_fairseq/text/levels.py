@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from relpos_fairseq.io.manifests import Manifest
 from relpos_fairseq.io.reading import read_json
-from relpos_fairseq.io.stages import Manifest
 from relpos_fairseq.text.dictionary import CONTINUED, EOS, SPECIAL, UNK, UNKNOWN, WORD_START, ids_of, symbol_of, word_of
 from relpos_fairseq.text.subwords import with_spaces
 from relpos_fairseq.text.tokenizer import load_sentencepiece, usable_pieces

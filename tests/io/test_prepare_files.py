@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import folders as preparing
-from relpos_fairseq.io import command, files, lines, stages
+from relpos_fairseq.io import command, files, lines, manifests
 from relpos_fairseq.io.command import run_command
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.progress import table
@@ -378,8 +378,8 @@ def test_a_manifest_names_every_file(tmp_path, monkeypatch):
     for path in paths:
         files.write_text(path, str(path))
     given = [paths[0], paths[2].absolute(), paths[1], paths[1].absolute()]
-    assert list(stages.labelled(given, None)) == ["t", "b/t", f"{tmp_path.name}/b/t"]
-    assert len(stages.describe_files(stages.labelled(given, tmp_path))) == 3
+    assert list(manifests.labelled(given, None)) == ["t", "b/t", f"{tmp_path.name}/b/t"]
+    assert len(manifests.describe_files(manifests.labelled(given, tmp_path))) == 3
 
 
 def test_a_manifest_depends_on_the_input_alone(tmp_path):
@@ -388,7 +388,7 @@ def test_a_manifest_depends_on_the_input_alone(tmp_path):
         folder = tmp_path / name
         files.write_text(folder / "in.txt", "in")
         files.write_text(folder / "bin" / "out.txt", "out")
-        stages.write_manifest(
+        manifests.write_manifest(
             folder / "manifest.json",
             command=[f"scripts/{name}/../x.py", "--workers", workers, f"--out={name}", "--seed", "1"],
             inputs=[folder / "in.txt"],

@@ -18,8 +18,8 @@ import pytest
 
 from helpers import folders as preparing
 from helpers.folders import contents
+from relpos_fairseq.io import manifests as manifest
 from relpos_fairseq.io import stages
-from relpos_fairseq.io import stages as manifest
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, write_text
 from relpos_fairseq.io.processes import ordered_map
@@ -39,7 +39,7 @@ from relpos_fairseq.preparation.binarise import write_indexed
 from relpos_fairseq.io.command import run_command
 from relpos_fairseq.io.files import atomic_folder, open_text_out
 from relpos_fairseq.io.lines import read_lines
-from relpos_fairseq.io.stages import write_manifest
+from relpos_fairseq.io.manifests import write_manifest
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.stages import Stage, run_stages
 

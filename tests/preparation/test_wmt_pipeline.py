@@ -24,8 +24,7 @@ from helpers import wmt_text
 from helpers.commands import call
 from helpers.faulty_server import serve
 from helpers.folders import prepare_status
-from relpos_fairseq.io import files
-from relpos_fairseq.io import stages as manifests
+from relpos_fairseq.io import files, manifests
 from relpos_fairseq.io.downloads import RemoteFile, fetch
 from relpos_fairseq.io.progress import LogProgress
 from relpos_fairseq.preparation import corpora as sources

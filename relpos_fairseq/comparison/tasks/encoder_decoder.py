@@ -29,7 +29,7 @@ from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, as_arg
 from relpos_fairseq.evaluation.translation import read_system
 from relpos_fairseq.io.files import write_text
 from relpos_fairseq.io.lines import read_lines
-from relpos_fairseq.io.stages import write_manifest
+from relpos_fairseq.io.manifests import write_manifest
 
 Pair = tuple[str, str]
 SPEED = re.compile(r"Translated .*, ([\d.]+) tokens/s\)")

@@ -30,8 +30,8 @@ from relpos_fairseq.config import help_text
 from relpos_fairseq.inference.checkpoints.narrow_search import narrowed
 from relpos_fairseq.inference.model_card import write_card
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.manifests import Manifest
 from relpos_fairseq.io.reading import read_json
-from relpos_fairseq.io.stages import Manifest
 from relpos_fairseq.modules.memory import Memory
 from relpos_fairseq.nn.packed import quantize
 from relpos_fairseq.patches.table import replaces
