@@ -78,6 +78,7 @@ def _cases() -> list[Case]:
         Case("transformer_xl", {"position_query_bias": "v"}),
         Case("transformer_xl", {"position_projections": "content"}),
         Case("deberta", {"position_p2c_index": "mirrored"}),
+        Case("sandwich", {"position_sandwich_dim": "6"}),
         Case("fire", {"position_share": "heads", "position_reset_cls": "on"}),
         Case("deberta", {"position_projections": "one"}),
         Case("tupe", {"position_projections": "one"}),

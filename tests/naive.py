@@ -21,7 +21,7 @@ share it.
 Papers: Huang 2020 (Huang2020), Dai 2019 (Dai2019), Multiplicative Position-aware Transformer Models
 (M4M), Chen 2021 (Chen2021); Vaswani 2017 (arXiv 1706.03762), Shaw 2018 (1803.02155),
 Raffel 2019 (1910.10683), Ke 2020 (2006.15595), He 2020 (2006.03654),
-Su 2021 (2104.09864), Press 2022 (2108.12409), Chi 2022 (2205.09921), Lin 2025 (2503.02130),
+Su 2021 (2104.09864), Press 2022 (2108.12409), Chi 2022 (2205.09921), Chi 2023 (2212.10356), Lin 2025 (2503.02130),
 Golovneva 2024 (2405.18719).
 """
 
@@ -583,6 +583,18 @@ def alibi(pair: Pair, p: Params, o: Options) -> Parts:
     e_ij = q.k / sqrt(d) - slope_h |j - i|
     """
     return Parts(static=-alibi_slopes(pair.num_heads)[pair.head] * abs(pair.distance))
+
+
+def sandwich(pair: Pair, p: Params, o: Options) -> Parts:
+    """Sandwich: Chi 2023 (2212.10356), appendix E: p_i.p_j of sinusoids, over 8h/H for h = 1..H.
+
+    e_ij = q.k / sqrt(d) + sum_c (sin a sin b + cos a cos b) / (8 h / H), a = i f_c, b = j f_c, f_c = 10000^(-2c/D)
+    """
+    waves = [10000.0 ** (-2 * c / o["sandwich_dim"]) for c in range(o["sandwich_dim"] // 2)]
+    total = sum(
+        math.sin(pair.i * f) * math.sin(pair.j * f) + math.cos(pair.i * f) * math.cos(pair.j * f) for f in waves
+    )
+    return Parts(static=total / (8 * (pair.head + 1) / pair.num_heads))
 
 
 def kerple(pair: Pair, p: Params, o: Options) -> Parts:

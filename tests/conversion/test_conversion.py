@@ -23,7 +23,7 @@ from relpos_fairseq.schemes import scheme_class, scheme_names
 
 NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a fire".split()
 NEUTRAL += ["transformer_xl_learned"]
-REFUSED = "m4m rope xpos pope alibi kerple abs_scalar fox".split()
+REFUSED = "m4m rope xpos pope alibi sandwich kerple abs_scalar fox".split()
 CLOSE = 1e-10
 
 
@@ -180,7 +180,7 @@ def test_equal_tables_become_one_and_back():
 
 @pytest.mark.parametrize(
     "scheme",
-    "shaw shaw_keys transformer_xl t5 m1 m2 m3 m4 m4m rel_scalar rope alibi kerple fire abs_scalar "
+    "shaw shaw_keys transformer_xl t5 m1 m2 m3 m4 m4m rel_scalar rope alibi sandwich kerple fire abs_scalar "
     "tupe deberta learned+m4 m4+rel_scalar".split(),
 )
 def test_another_scale_is_folded_in(scheme):
