@@ -78,6 +78,8 @@ def _cases() -> list[Case]:
         Case("transformer_xl", {"position_query_bias": "v"}),
         Case("transformer_xl", {"position_projections": "content"}),
         Case("deberta", {"position_p2c_index": "mirrored"}),
+        Case("alibi_learned", {"position_alibi_form": "symmetric", "position_share": "both"}),
+        Case("alibi_learned+m4+rel_scalar"),
         Case("sandwich", {"position_sandwich_dim": "6"}),
         Case("fire", {"position_share": "heads", "position_reset_cls": "on"}),
         Case("deberta", {"position_projections": "one"}),

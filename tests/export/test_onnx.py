@@ -77,7 +77,7 @@ def difference(model, folder) -> float:
 TAKEN = {"roberta": TWO_SIDED, "lm": scheme_names(), "xl": RELATIVE, "translation": TWO_SIDED}
 HYBRIDS: dict[str, dict[str, dict]] = {
     "rope+shaw+m1": {},
-    "learned+m4m+rel_scalar+kerple+fox": {"lm": {"adaptive_softmax_cutoff": "8,16"}},
+    "learned+m4m+rel_scalar+alibi_learned+kerple+fox": {"lm": {"adaptive_softmax_cutoff": "8,16"}},
     "sinusoidal+m3+transformer_xl+alibi+sandwich+cope": {"xl": {"same_length": True}},
     "deberta+tupe+shaw_keys+m2+fire+xpos": {},
     "sentence+tupe_a+abs_scalar+tupe_released+m4+t5": {

@@ -57,7 +57,7 @@ FEW = EVERY[::13]
 # encoder, would keep the others from it, and is alone.
 TOGETHER = {
     "none": {},
-    "rope+shaw+m1+m4+t5": {},
+    "rope+shaw+m1+m4+t5+alibi_learned": {},
     "learned+m4m+rel_scalar+kerple+sandwich": {},
     "sinusoidal+m3+transformer_xl+alibi": {},
     "deberta+tupe+shaw_keys+m2+fire+xpos": {"position_scale": "2"},
