@@ -80,6 +80,7 @@ def _cases() -> list[Case]:
         Case("deberta", {"position_p2c_index": "mirrored"}),
         Case("alibi_learned", {"position_alibi_form": "symmetric", "position_share": "both"}),
         Case("alibi_learned+m4+rel_scalar"),
+        Case("log_cpb", {"position_cpb_form": "dynamic", "position_cpb_width": "5"}),
         Case("sandwich", {"position_sandwich_dim": "6"}),
         Case("fire", {"position_share": "heads", "position_reset_cls": "on"}),
         Case("deberta", {"position_projections": "one"}),

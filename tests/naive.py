@@ -21,7 +21,7 @@ share it.
 Papers: Huang 2020 (Huang2020), Dai 2019 (Dai2019), Multiplicative Position-aware Transformer Models
 (M4M), Chen 2021 (Chen2021); Vaswani 2017 (arXiv 1706.03762), Shaw 2018 (1803.02155),
 Raffel 2019 (1910.10683), Ke 2020 (2006.15595), He 2020 (2006.03654),
-Su 2021 (2104.09864), Press 2022 (2108.12409), Lee 2022 (2210.11870), Chi 2022 (2205.09921),
+Su 2021 (2104.09864), Liu 2022 (2111.09883), Press 2022 (2108.12409), Lee 2022 (2210.11870), Chi 2022 (2205.09921),
 Chi 2023 (2212.10356), Lin 2025 (2503.02130), Golovneva 2024 (2405.18719).
 """
 
@@ -639,6 +639,21 @@ def fire(pair: Pair, p: Params, o: Options) -> Parts:
     hidden = zip(p["hidden_weight"], p["hidden_bias"], strict=True)
     units = [max(0.0, w * x + b) for w, b in hidden]
     return Parts(static=dot(of_head(p["output_weight"], pair.head), units))
+
+
+def log_cpb(pair: Pair, p: Params, o: Options) -> Parts:
+    """Log-spaced continuous position bias: Liu 2022 (2111.09883), section 3.3, and Swin's or x-transformers' code.
+
+    e_ij = q.k / sqrt(d) + g(sum_m w2_hm act(w1_m x + b1_m)), x = sign(j - i) log(1 + |j - i|)
+
+    swin: act(y) = max(0, y), g(y) = 16 / (1 + e^-y), less its value at 0; dynamic: act(y) = y / (1 + e^-y), g(y) = y
+    """
+    x = math.copysign(math.log(1 + abs(pair.distance)), pair.distance)
+    hidden = [w * x + b for w, b in zip(p["hidden_weight"], p["hidden_bias"], strict=True)]
+    last = of_head(p["output_weight"], pair.head)
+    if o["cpb_form"] == "dynamic":
+        return Parts(static=dot(last, [y / (1 + math.exp(-y)) for y in hidden]))
+    return Parts(static=16 / (1 + math.exp(-dot(last, [max(0.0, y) for y in hidden]))) - 8)
 
 
 # ---------------------------------------------------------------------------------- since 2025

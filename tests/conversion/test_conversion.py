@@ -21,7 +21,7 @@ from relpos_fairseq.relations import Bucketed, Clipped, Folded
 from relpos_fairseq.scheme import PositionMismatchError, remap_distances
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
-NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a fire".split()
+NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a fire log_cpb".split()
 NEUTRAL += ["transformer_xl_learned"]
 REFUSED = "m4m rope xpos pope alibi alibi_learned sandwich kerple abs_scalar fox".split()
 CLOSE = 1e-10
@@ -78,6 +78,7 @@ def test_a_scheme_is_added_at_neutral_values(scheme):
         "tupe_a": {"query_projection"},
         "transformer_xl": {"projection", "content_bias"},
         "fire": {"output_weight"},
+        "log_cpb": {"output_weight"},
     }
     assert moved >= first.get(scheme, set(scheme_class(scheme).tables))
 
@@ -153,7 +154,9 @@ def test_a_larger_clip_does_not_become_a_smaller():
     torch.testing.assert_close(table[:, 1:-1], before[:, 5:-5])
 
 
-SHARED = "shaw m1 m2 m3 m4 m4m t5 rel_scalar transformer_xl deberta tupe abs_scalar alibi_learned kerple".split()
+SHARED = (
+    "shaw m1 m2 m3 m4 m4m t5 rel_scalar transformer_xl deberta tupe abs_scalar alibi_learned kerple log_cpb".split()
+)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +184,7 @@ def test_equal_tables_become_one_and_back():
 
 @pytest.mark.parametrize(
     "scheme",
-    "shaw shaw_keys transformer_xl t5 m1 m2 m3 m4 m4m rel_scalar rope alibi alibi_learned sandwich kerple fire "
+    "shaw shaw_keys transformer_xl t5 m1 m2 m3 m4 m4m rel_scalar rope alibi alibi_learned sandwich kerple fire log_cpb "
     "abs_scalar tupe deberta learned+m4 m4+rel_scalar".split(),
 )
 def test_another_scale_is_folded_in(scheme):

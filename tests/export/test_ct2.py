@@ -23,7 +23,7 @@ from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
-HELD = "none sinusoidal learned sentence shaw shaw_keys rope t5 rel_scalar alibi sandwich kerple".split()
+HELD = "none sinusoidal learned sentence shaw shaw_keys rope t5 rel_scalar alibi sandwich kerple log_cpb".split()
 OTHERS = [
     *({"position_scheme": name, "position_share": "both"} for name in ("shaw", "t5", "kerple")),
     {"position_scheme": "t5", "position_share": "none"},

@@ -58,7 +58,7 @@ FEW = EVERY[::13]
 TOGETHER = {
     "none": {},
     "rope+shaw+m1+m4+t5+alibi_learned": {},
-    "learned+m4m+rel_scalar+kerple+sandwich": {},
+    "learned+m4m+rel_scalar+kerple+sandwich+log_cpb": {},
     "sinusoidal+m3+transformer_xl+alibi": {},
     "deberta+tupe+shaw_keys+m2+fire+xpos": {"position_scale": "2"},
     "sentence+tupe_a+abs_scalar+tupe_released": {"position_scale": "3"},
