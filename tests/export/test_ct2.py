@@ -32,6 +32,7 @@ OTHERS = [
     {"position_scheme": "t5", "position_scale": "3"},
     {"position_scheme": "t5", "position_buckets": "6", "position_max_distance": "9"},
     {"position_scheme": "t5+kerple"},
+    {"position_scheme": "alibi_learned", "position_alibi_form": "symmetric"},
     {"position_scheme": "rope", "position_rope_pairs": "halves", "position_rope_base": "500"},
     {"position_scheme": "rope", "position_rope_scaling": "linear", "position_rope_factor": "3"},
     {"position_scheme": "rope+rel_scalar"},

@@ -85,6 +85,7 @@ HYBRIDS: dict[str, dict[str, dict]] = {
     },
     "deberta_released+pope+transformer_xl_learned+log_cpb": {},
 }
+HYBRIDS |= {name: {} for name in scheme_names() if name not in ["none", *"+".join(HYBRIDS).split("+")]}
 SCALES = {"deberta": "2", "sentence": "3", "deberta_released": "3"}  # where members' differ
 OPTIONS = [
     ("roberta", "m4/none", {"segment_encoding": "input", "num_segments": "3"}),
