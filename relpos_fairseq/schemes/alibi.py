@@ -14,8 +14,8 @@ so that they stay positive.  In an encoder it has the form of Lee et al. 2022, L
 
     a, b, c -> exp of `log_first`, `log_past`, `log_future`
 
-or, with --position-alibi-form symmetric, one slope m for both sides.  LittleBird's values may be negative; here
-they are positive as those of x-transformers' learned ALiBi, and a, too, starts at ALiBi's slope.
+or, with --position-alibi-form symmetric, one slope m for both sides.  The exponent is x-transformers' (learned
+ALiBi, versions of 2021 to 2023); a, too, starts at ALiBi's slope.
 """
 
 from __future__ import annotations
