@@ -55,7 +55,7 @@ class Option:
 
     Args:
         name: its name in schemes and checkpoints.
-        place: sorts the flags of --help; the gaps between numbers leave room for new options.
+        place: sorts the flags of --help, those of one number by name.
         help: what it does, without the schemes that take it.
         auto: the value of `auto`, which may depend on the attention.
         auto_help: `auto` in words; None: its value.

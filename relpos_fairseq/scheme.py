@@ -40,7 +40,7 @@ class SchemeInfo:
     """A scheme's row in the table of schemes (schemes/README.md, which `relpos schemes` writes).
 
     Args:
-        row: sorts the rows; the gaps between numbers leave room for new schemes.
+        row: sorts the rows, those of one number by name.
         source: paper and equation.
         logits: the equation.
         starts_at: initial values.
@@ -218,7 +218,7 @@ class PositionScheme(nn.Module):
 
     @classmethod
     def counts_tokens(cls, options: SchemeOptions) -> bool:
-        """Return whether the scheme, though relative, reads the number of tokens in each row."""
+        """Return whether the scheme, though relative, reads how many tokens a row has, or which is its first."""
         return False
 
     @property

@@ -21,8 +21,8 @@ share it.
 Papers: Huang 2020 (Huang2020), Dai 2019 (Dai2019), Multiplicative Position-aware Transformer Models
 (M4M), Chen 2021 (Chen2021); Vaswani 2017 (arXiv 1706.03762), Shaw 2018 (1803.02155),
 Raffel 2019 (1910.10683), Ke 2020 (2006.15595), He 2020 (2006.03654),
-Su 2021 (2104.09864), Press 2022 (2108.12409), Chi 2022 (2205.09921), Lin 2025 (2503.02130),
-Golovneva 2024 (2405.18719).
+Su 2021 (2104.09864), Liu 2022 (2111.09883), Press 2022 (2108.12409), Lee 2022 (2210.11870), Chi 2022 (2205.09921),
+Chi 2023 (2212.10356), Lin 2025 (2503.02130), Golovneva 2024 (2405.18719).
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Pair:
     slots: tuple[int, int] = (0, 0)  # query's and key's, whatever positions stand in for them
     seen: dict[int, Vector] | None = None  # the keys that the query sees, by their slots
     factor: float = 1.0  # 1 / sqrt(C D)
+    numbers: tuple[int, int] = (0, 0)  # as index_i and index_j, whatever positions stand in for them
 
     @property
     def distance(self) -> int:
@@ -585,6 +586,33 @@ def alibi(pair: Pair, p: Params, o: Options) -> Parts:
     return Parts(static=-alibi_slopes(pair.num_heads)[pair.head] * abs(pair.distance))
 
 
+def alibi_learned(pair: Pair, p: Params, o: Options) -> Parts:
+    """Learned slopes (Press 2022, section 3), exp of what is stored; LittleBird's form: Lee 2022 (2210.11870).
+
+    e_ij = q.k / sqrt(d) - D_ij,  D_ij = 0 if i = j; a if i = 0 or j = 0; b (i - j) if i > j; c (j - i) if i < j
+    """
+    if not o["bidirectional"] or o["alibi_form"] == "symmetric":
+        return Parts(static=-math.exp(of_head(p["log_slope"], pair.head)) * abs(pair.distance))
+    a, b, c = (math.exp(of_head(p[f"log_{name}"], pair.head)) for name in ("first", "past", "future"))
+    if pair.i == pair.j:
+        return Parts()
+    if 0 in pair.numbers:
+        return Parts(static=-a)
+    return Parts(static=b * pair.distance if pair.distance < 0 else -c * pair.distance)
+
+
+def sandwich(pair: Pair, p: Params, o: Options) -> Parts:
+    """Sandwich: Chi 2023 (2212.10356), appendix E: p_i.p_j of sinusoids, over 8h/H for h = 1..H.
+
+    e_ij = q.k / sqrt(d) + sum_c (sin a sin b + cos a cos b) / (8 h / H), a = i f_c, b = j f_c, f_c = 10000^(-2c/D)
+    """
+    waves = [10000.0 ** (-2 * c / o["sandwich_dim"]) for c in range(o["sandwich_dim"] // 2)]
+    total = sum(
+        math.sin(pair.i * f) * math.sin(pair.j * f) + math.cos(pair.i * f) * math.cos(pair.j * f) for f in waves
+    )
+    return Parts(static=total / (8 * (pair.head + 1) / pair.num_heads))
+
+
 def kerple(pair: Pair, p: Params, o: Options) -> Parts:
     """KERPLE, logarithmic: Chi 2022. r1, r2 > 0: the released code holds both at 0.01 or more.
 
@@ -611,6 +639,21 @@ def fire(pair: Pair, p: Params, o: Options) -> Parts:
     hidden = zip(p["hidden_weight"], p["hidden_bias"], strict=True)
     units = [max(0.0, w * x + b) for w, b in hidden]
     return Parts(static=dot(of_head(p["output_weight"], pair.head), units))
+
+
+def log_cpb(pair: Pair, p: Params, o: Options) -> Parts:
+    """Log-spaced continuous position bias: Liu 2022 (2111.09883), section 3.3, and Swin's or x-transformers' code.
+
+    e_ij = q.k / sqrt(d) + g(sum_m w2_hm act(w1_m x + b1_m)), x = sign(j - i) log(1 + |j - i|)
+
+    swin: act(y) = max(0, y), g(y) = 16 / (1 + e^-y), less its value at 0; dynamic: act(y) = y / (1 + e^-y), g(y) = y
+    """
+    x = math.copysign(math.log(1 + abs(pair.distance)), pair.distance)
+    hidden = [w * x + b for w, b in zip(p["hidden_weight"], p["hidden_bias"], strict=True)]
+    last = of_head(p["output_weight"], pair.head)
+    if o["cpb_form"] == "dynamic":
+        return Parts(static=dot(last, [y / (1 + math.exp(-y)) for y in hidden]))
+    return Parts(static=16 / (1 + math.exp(-dot(last, [max(0.0, y) for y in hidden]))) - 8)
 
 
 # ---------------------------------------------------------------------------------- since 2025
@@ -781,7 +824,7 @@ def attention(
                 for j in seen:
                     at = (places[n] for n in (i, j, indices[b][i], indices[b][j]))
                     x = () if layer_input is None else layer_input[b]
-                    more = (sum(is_real[b]), x, (i, j), seen, factor)
+                    more = (sum(is_real[b]), x, (i, j), seen, factor, (indices[b][i], indices[b][j]))
                     pair = Pair(queries[b][h][t], keys[b][h][j], h, heads, *at, *more)
                     parts = [SCHEMES[name](pair, p, o) for name, p, o in listed]
                     row[j] = content(pair, parts) * factor

@@ -20,6 +20,7 @@ target's scale 1/sqrt(C d), to which the source has been brought (`reshaping.fol
     rel_scalar -> tupe       U^Q = 0 (without reset, unless both reset)
     abs_scalar -> tupe_a, tupe    p = P, U^Q = sqrt(C d), U^K = 1, where P's rank is at most d
     sinusoidal -> learned    w_i = the sinusoid at i, up to the table's length
+    alibi -> alibi_learned   log m, where both are symmetric
     alibi -> fox             w = 0, b = -log(e^m - 1)
     rope -> rope             other angles by length: exact up to the trained length
     rope -> xpos             s = 0: no decay

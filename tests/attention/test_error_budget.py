@@ -28,7 +28,7 @@ SCHEMES = [case.scheme for case in CASES if not case.flags and not set(INPUT) & 
 SCHEMES.append("m2+rel_scalar")
 # Those whose terms are another's, with other numbers or fewer, or those of several: half precision and interpreted
 # kernels, which are slow, would show nothing new.
-LIKE_OTHERS = {"shaw_keys", "m1", "tupe_a", "alibi", "kerple", "xpos", "transformer_xl_learned"}
+LIKE_OTHERS = {"shaw_keys", "m1", "tupe_a", "alibi", "sandwich", "kerple", "log_cpb", "xpos", "transformer_xl_learned"}
 LIKE_OTHERS |= {name for name in SCHEMES if name.endswith("_released") or "+" in name} - {"m3+rel_scalar+shaw"}
 UNCLIPPED = ("shaw", "m2", "m4", "rel_scalar")
 CONTENT = ("q", "k", "v", "content_q", "content_k")

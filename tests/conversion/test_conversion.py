@@ -21,9 +21,9 @@ from relpos_fairseq.relations import Bucketed, Clipped, Folded
 from relpos_fairseq.scheme import PositionMismatchError, remap_distances
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
-NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a fire".split()
+NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a fire log_cpb".split()
 NEUTRAL += ["transformer_xl_learned"]
-REFUSED = "m4m rope xpos pope alibi kerple abs_scalar fox".split()
+REFUSED = "m4m rope xpos pope alibi alibi_learned sandwich kerple abs_scalar fox".split()
 CLOSE = 1e-10
 
 
@@ -78,6 +78,7 @@ def test_a_scheme_is_added_at_neutral_values(scheme):
         "tupe_a": {"query_projection"},
         "transformer_xl": {"projection", "content_bias"},
         "fire": {"output_weight"},
+        "log_cpb": {"output_weight"},
     }
     assert moved >= first.get(scheme, set(scheme_class(scheme).tables))
 
@@ -96,6 +97,7 @@ RULES = [
     ("abs_scalar", "tupe", {"position_reset_cls": "off", "position_share": "none"}),
     ("sinusoidal", "learned", {}),
     ("alibi", "fox", {}),
+    ("alibi", "alibi_learned", {"position_alibi_form": "symmetric"}),
     ("rope", "xpos", {"position_xpos_base": "0"}),
 ]
 
@@ -152,7 +154,9 @@ def test_a_larger_clip_does_not_become_a_smaller():
     torch.testing.assert_close(table[:, 1:-1], before[:, 5:-5])
 
 
-SHARED = "shaw m1 m2 m3 m4 m4m t5 rel_scalar transformer_xl deberta tupe abs_scalar kerple".split()
+SHARED = (
+    "shaw m1 m2 m3 m4 m4m t5 rel_scalar transformer_xl deberta tupe abs_scalar alibi_learned kerple log_cpb".split()
+)
 
 
 @pytest.mark.parametrize(
@@ -180,11 +184,18 @@ def test_equal_tables_become_one_and_back():
 
 @pytest.mark.parametrize(
     "scheme",
-    "shaw shaw_keys transformer_xl t5 m1 m2 m3 m4 m4m rel_scalar rope alibi kerple fire abs_scalar "
-    "tupe deberta learned+m4 m4+rel_scalar".split(),
+    "shaw shaw_keys transformer_xl t5 m1 m2 m3 m4 m4m rel_scalar rope alibi alibi_learned sandwich kerple fire log_cpb "
+    "abs_scalar tupe deberta learned+m4 m4+rel_scalar".split(),
 )
 def test_another_scale_is_folded_in(scheme):
     assert_exact(config(scheme), config(scheme, position_scale="5"))
+
+
+def test_littlebirds_first_token_is_no_other_forms():
+    symmetric, littlebird = config("alibi_learned", position_alibi_form="symmetric"), config("alibi_learned")
+    for source, target in ((symmetric, littlebird), (littlebird, symmetric), (config("alibi"), littlebird)):
+        with pytest.raises(NotExactError, match="the first token has one distance from all others"):
+            converted(source, target)
 
 
 def test_a_scale_is_not_folded_into_bent_content():

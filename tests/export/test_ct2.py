@@ -23,7 +23,7 @@ from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
-HELD = "none sinusoidal learned sentence shaw shaw_keys rope t5 rel_scalar alibi kerple".split()
+HELD = "none sinusoidal learned sentence shaw shaw_keys rope t5 rel_scalar alibi sandwich kerple log_cpb".split()
 OTHERS = [
     *({"position_scheme": name, "position_share": "both"} for name in ("shaw", "t5", "kerple")),
     {"position_scheme": "t5", "position_share": "none"},
@@ -32,6 +32,7 @@ OTHERS = [
     {"position_scheme": "t5", "position_scale": "3"},
     {"position_scheme": "t5", "position_buckets": "6", "position_max_distance": "9"},
     {"position_scheme": "t5+kerple"},
+    {"position_scheme": "alibi_learned", "position_alibi_form": "symmetric"},
     {"position_scheme": "rope", "position_rope_pairs": "halves", "position_rope_base": "500"},
     {"position_scheme": "rope", "position_rope_scaling": "linear", "position_rope_factor": "3"},
     {"position_scheme": "rope+rel_scalar"},

@@ -77,14 +77,15 @@ def difference(model, folder) -> float:
 TAKEN = {"roberta": TWO_SIDED, "lm": scheme_names(), "xl": RELATIVE, "translation": TWO_SIDED}
 HYBRIDS: dict[str, dict[str, dict]] = {
     "rope+shaw+m1": {},
-    "learned+m4m+rel_scalar+kerple+fox": {"lm": {"adaptive_softmax_cutoff": "8,16"}},
-    "sinusoidal+m3+transformer_xl+alibi+cope": {"xl": {"same_length": True}},
+    "learned+m4m+rel_scalar+alibi_learned+kerple+fox": {"lm": {"adaptive_softmax_cutoff": "8,16"}},
+    "sinusoidal+m3+transformer_xl+alibi+sandwich+cope": {"xl": {"same_length": True}},
     "deberta+tupe+shaw_keys+m2+fire+xpos": {},
     "sentence+tupe_a+abs_scalar+tupe_released+m4+t5": {
         "roberta": {"segment_encoding": "head", "position_reset_cls": "on"}
     },
-    "deberta_released+pope+transformer_xl_learned": {},
+    "deberta_released+pope+transformer_xl_learned+log_cpb": {},
 }
+HYBRIDS |= {name: {} for name in scheme_names() if name not in ["none", *"+".join(HYBRIDS).split("+")]}
 SCALES = {"deberta": "2", "sentence": "3", "deberta_released": "3"}  # where members' differ
 OPTIONS = [
     ("roberta", "m4/none", {"segment_encoding": "input", "num_segments": "3"}),

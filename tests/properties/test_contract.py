@@ -15,7 +15,7 @@ import relpos_fairseq
 from helpers import ROOT
 from relpos_fairseq import scheme_table
 from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
-from relpos_fairseq.options import CLIP_DISTANCE, INIT, SHARE, Number, declared_options
+from relpos_fairseq.options import CLIP_DISTANCE, INIT, SHARE, Number, declared_options, in_order
 from relpos_fairseq.placement import Placement, PositionMismatchError, decode_text, encode_text
 from relpos_fairseq.scheme import AttentionShape, register_scheme
 from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
@@ -55,7 +55,7 @@ def contract() -> dict[str, dict[str, str]]:
 def test_flags_keep_names_and_order_and_say_who_takes_them() -> None:
     """Flags are those that schemes declare, in the order of `place`; a help text names the schemes that take it."""
     found = {part.name: part.metadata["help"] for part in dataclasses.fields(PositionConfig)}
-    options = sorted({option for name in scheme_names() for option in scheme_class(name).takes}, key=lambda o: o.place)
+    options = in_order({option for name in scheme_names() for option in scheme_class(name).takes})
     assert list(found) == [*FIRST, *(option.field for option in options), *LAST]
     for option in options:
         text = found[option.field]

@@ -28,8 +28,8 @@ def _relative_cases() -> list[Case]:
     """Cases without absolute positions; a reset depends on the first token by design."""
 
     def relative(case: Case) -> bool:
-        plan = plan_of(case)
-        return not plan.absolute and not any(m.options.reset_cls for m in plan.members)
+        terms = terms_of(*build(case), Positions(2, 2))
+        return not plan_of(case).absolute and all(term.reset is None for term in terms)
 
     return [case for case in WITHOUT_SEGMENTS if relative(case)]
 
