@@ -68,6 +68,7 @@ def read_trusted(path: Path | str, overrides: Mapping[str, Any] | None = None) -
     with building(path):
         state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
         check_trusted(state, path)
+        state.pop("last_optimizer_state", None)  # twice the size of the model, which is built next
         saved = saved_options(state)
         tell_replaced(saved.model | saved.task, overrides or {})
         overwrite_args_by_name(state["cfg"], overrides or {})
