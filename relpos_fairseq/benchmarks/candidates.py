@@ -216,9 +216,8 @@ class SchemeCandidate(Candidate):
                     content_q = scheme.transform_query(q, prepared, length - 1)
                 else:
                     new["key"], query = turned, scheme.transform_query(q, prepared, length - 1)
-            new["log_gates"] = self.layer.log_gates(self.source[first:length])
-            kept, scale = cache.append(new, None), self.stack.plan.scale
-            terms += decay_of(kept["log_gates"])
+            kept, scale = cache.append(new | self.layer.gates(self.source[first:length]), None), self.stack.plan.scale
+            terms += decay_of(kept)
             tables = cache.tables(terms, positions, query, scale)
             inputs = AttentionInputs(query, kept["key"], kept["value"], terms, positions, scale, causal=True)
             return replace(

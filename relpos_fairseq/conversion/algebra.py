@@ -21,6 +21,7 @@ target's scale 1/sqrt(C d), to which the source has been brought (`reshaping.fol
     abs_scalar -> tupe_a, tupe    p = P, U^Q = sqrt(C d), U^K = 1, where P's rank is at most d
     sinusoidal -> learned    w_i = the sinusoid at i, up to the table's length
     alibi -> fox             w = 0, b = -log(e^m - 1)
+    alibi -> cable           w = u = 0, b = m, c = log(e - 1)
     rope -> rope             other angles by length: exact up to the trained length
     rope -> xpos             s = 0: no decay
     anything -> anything+X   X at its neutral values (`Table.neutral`): it adds 0 or multiplies by 1

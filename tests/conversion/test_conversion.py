@@ -23,7 +23,7 @@ from relpos_fairseq.schemes import scheme_class, scheme_names
 
 NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a fire".split()
 NEUTRAL += ["transformer_xl_learned"]
-REFUSED = "m4m rope xpos pope alibi kerple abs_scalar fox".split()
+REFUSED = "m4m rope xpos pope alibi kerple abs_scalar fox cable".split()
 CLOSE = 1e-10
 
 
@@ -96,6 +96,7 @@ RULES = [
     ("abs_scalar", "tupe", {"position_reset_cls": "off", "position_share": "none"}),
     ("sinusoidal", "learned", {}),
     ("alibi", "fox", {}),
+    ("alibi", "cable", {}),
     ("rope", "xpos", {"position_xpos_base": "0"}),
 ]
 

@@ -65,6 +65,7 @@ TOGETHER = {
     "deberta_released+transformer_xl_learned": {"position_scale": "3"},
     "pope": {},
     "fox": {},
+    "cable": {},
     "cope": {},
 }
 
