@@ -6,10 +6,10 @@ x_l is the layer's input at token l, as for q and k; for each head w -> `gate_we
 u -> `slope_weight`, c -> `slope_bias`.  The sum is S_i - S_j of the paper's cumulative sums S; each token's
 part is cached with its key.
 
-What the text leaves open is as in the released code: its eq. 5 has no sign (it calls the biases penalties,
-and the code sums -relu); its layers have biases b and c; weights start at N(0, 0.02), b and c at 0.  The
-paper trains a BERT too but has no equation for it: the code takes -|S_i - S_j|, the same sum for keys after
-the query.
+What the text leaves open is as in the released code (compared: its K-CABLE, less the kernel).  Eq. 5 has
+no sign, but calls the biases penalties, and the code sums -relu; the code's layers have biases b and c;
+weights start at N(0, 0.02), b and c at 0.  The paper trains a BERT too but has no equation for it: the code
+takes -|S_i - S_j|, the same sum for keys after the query.
 
 With w = u = 0 it is ALiBi.  CABLE_NW is the case softplus(u . x_i + c) = 1; with the softplus of the code
 of the paper's first version in place of relu, it is `fox` of the opposite w and b.  Not here: the ablation
