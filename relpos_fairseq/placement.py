@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -270,13 +270,16 @@ class SchemeStack(nn.ModuleList):
         """Prepare the members and return their terms for some positions."""
         return self.evaluated(self.prepare(positions), positions).at(positions)
 
-    def log_gates(self, source: Tensor) -> Tensor | None:
-        """Sum the members' log gates for a layer's input (S, B, E): (B, H|1, S, sides) or None."""
-        return _sum(scheme.log_gates(source) for scheme in self)
+    def gates(self, source: Tensor) -> dict[str, Tensor | None]:
+        """Sum the members' log gates for a layer's input (S, B, E), with their weights, as decoding caches them."""
+        return {
+            "log_gates": _sum(scheme.log_gates(source) for scheme in self),
+            "gate_weights": _sum(scheme.gate_weights(source) for scheme in self),
+        }
 
     def gated(self, source: Tensor) -> tuple[PositionTerms, ...]:
         """Return the members' log gates for a layer's input (S, B, E) as a tuple of one term, or of none."""
-        return decay_of(self.log_gates(source))
+        return decay_of(self.gates(source))
 
 
 def _sum(parts: Iterable[Tensor | None]) -> Tensor | None:
@@ -285,9 +288,10 @@ def _sum(parts: Iterable[Tensor | None]) -> Tensor | None:
     return sum(found[1:], found[0]) if found else None
 
 
-def decay_of(gates: Tensor | None) -> tuple[PositionTerms, ...]:
-    """Return log gates (B, H|1, S, sides) as a tuple of one term, which adds their decay; () for None."""
-    return () if gates is None else (PositionTerms(decay=Decay.of_gates(gates)),)
+def decay_of(tensors: Mapping[str, Tensor | None]) -> tuple[PositionTerms, ...]:
+    """Return the log gates among tensors, by the names of `gates`, as a tuple of one term, or () without any."""
+    gates = tensors["log_gates"]
+    return () if gates is None else (PositionTerms(decay=Decay.of_gates(gates, tensors["gate_weights"])),)
 
 
 def rotation_of(pairs: Iterable[Rotation]) -> Rotation | None:

@@ -7,7 +7,8 @@ this order, where the scheme defines them:
 2. `prepare(positions)`: everything that needs no content, once a forward pass and cached in decoding;
 3. `transform_query`, `transform_key`: the content after a rotation (RoPE);
 4. `terms(prepared, positions)`: what the scheme's relations contribute to logits and output;
-5. `log_gates(source)`: a number for each token of the layer's input, where the scheme has gates.
+5. `log_gates(source)`: a number for each token of the layer's input, where the scheme has gates, and
+   `gate_weights(source)`: what a query multiplies their sums by.
 
 Row rule: whatever concerns query row i depends on q_i, the keys, what is cached with each key, and
 `positions` alone.  Blocks of rows, caching and memory are right because of this rule.
@@ -356,6 +357,10 @@ class PositionScheme(nn.Module):
         Returns:
             (B, H|1, S, 1), of keys before a query, or (B, H|1, S, 2) with those after it; or None.
         """
+        return None
+
+    def gate_weights(self, source: Tensor) -> Tensor | None:
+        """Return what each query multiplies the sums of `log_gates` by, (B, H|1, S), or None for 1."""
         return None
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:

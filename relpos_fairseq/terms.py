@@ -64,25 +64,30 @@ class DenseBias:
 class Decay:
     """Running sums of the logarithms of gates, each slot's own gate included, in logit units.
 
-    The logit of query i and key j has past_i - past_j added for j <= i, and future_j - future_i for j > i.
+    The logit of query i and key j has weight_i (past_i - past_j) added for j <= i, and
+    weight_i (future_j - future_i) for j > i.
 
     Args:
         past: (B, H|1, S), falling.
         future: (B, H|1, S), falling; None: keys after the query add nothing.
+        weight: (B, H|1, S); None: 1.
     """
 
     past: Tensor
     future: Tensor | None = None
+    weight: Tensor | None = None
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Decay:
         """Return the same sums with `change` applied to each tensor."""
-        return Decay(change(self.past), None if self.future is None else change(self.future))
+        parts = (self.past, self.future, self.weight)
+        return Decay(*(None if part is None else change(part) for part in parts))  # type: ignore[arg-type]
 
     @classmethod
-    def of_gates(cls, gates: Tensor) -> Decay:
-        """Sum logarithms of gates (B, H|1, S, sides) in at least single precision."""
+    def of_gates(cls, gates: Tensor, weight: Tensor | None = None) -> Decay:
+        """Sum logarithms of gates (B, H|1, S, sides) in at least single precision; weights are (B, H|1, S)."""
         exact = torch.promote_types(gates.dtype, torch.float32)
-        return cls(*gates.to(exact).cumsum(dim=2).unbind(dim=-1))
+        past, *future = gates.to(exact).cumsum(dim=2).unbind(dim=-1)
+        return cls(past, future[0] if future else None, weight)
 
 
 @dataclass(frozen=True)

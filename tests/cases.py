@@ -116,6 +116,7 @@ def _cases() -> list[Case]:
         Case("cope", {"position_contexts": "4"}),
         Case("cope+rel_scalar", {"position_share": "none"}),
         Case("m4m+fox+t5"),
+        Case("rope+cable+rel_scalar"),
         Case("m4+rel_scalar", {"position_reset_cls": "on"} | GAIN),
         Case("deberta+tupe", {"position_scale": "3"}),
         Case("rel_scalar", {"segment_encoding": "head"}),

@@ -22,7 +22,8 @@ Papers: Huang 2020 (Huang2020), Dai 2019 (Dai2019), Multiplicative Position-awar
 (M4M), Chen 2021 (Chen2021); Vaswani 2017 (arXiv 1706.03762), Shaw 2018 (1803.02155),
 Raffel 2019 (1910.10683), Ke 2020 (2006.15595), He 2020 (2006.03654),
 Su 2021 (2104.09864), Liu 2022 (2111.09883), Press 2022 (2108.12409), Lee 2022 (2210.11870), Chi 2022 (2205.09921),
-Chi 2023 (2212.10356), Lin 2025 (2503.02130), Golovneva 2024 (2405.18719).
+Chi 2023 (2212.10356), Lin 2025 (2503.02130), Golovneva 2024 (2405.18719), Veisi 2025
+(2503.08067).
 """
 
 from __future__ import annotations
@@ -673,6 +674,21 @@ def fox(pair: Pair, p: Params, o: Options) -> Parts:
         gate = dot(weight[side], pair.inputs[slot]) + bias[side]
         total -= math.log1p(math.exp(-gate))
     return Parts(static=total)
+
+
+def cable(pair: Pair, p: Params, o: Options) -> Parts:
+    """CABLE: Veisi 2025, eq. 2-7, with the sign and the biases of the released code; -|S_i - S_j| after the query.
+
+    e_ij = q.k / sqrt(d) - g_i |S_i - S_j|,  S_i = sum_{l<=i} max(0, w.x_l + b),  g_i = log(1 + exp(u.x_i + c))
+    """
+    i, j = pair.slots
+
+    def number(name: str, slot: int) -> float:
+        (weight,), (bias,) = p[f"{name}_weight"][pair.head], p[f"{name}_bias"][pair.head]
+        return dot(weight, pair.inputs[slot]) + bias
+
+    until_i, until_j = (sum(max(0.0, number("gate", slot)) for slot in range(end + 1)) for end in (i, j))
+    return Parts(static=-math.log1p(math.exp(number("slope", i))) * abs(until_i - until_j))
 
 
 def cope(pair: Pair, p: Params, o: Options) -> Parts:

@@ -28,7 +28,7 @@ ORDER = """
     relations
     terms options
     scheme
-    rotation attention text
+    rotation gates attention text
     schemes
     placement
     config saved_options
@@ -60,7 +60,7 @@ ONLY = {
 }
 # Rooms that do not import fairseq when they are imported.
 PURE = """
-    io heads positions relations terms options scheme rotation attention text schemes placement config nn
+    io heads positions relations terms options scheme rotation gates attention text schemes placement config nn
     doctor preparation cli
 """.split()
 

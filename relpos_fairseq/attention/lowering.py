@@ -23,7 +23,7 @@ from torch.nn import functional
 from relpos_fairseq.attention.inputs import AttentionInputs, distances_of, required
 from relpos_fairseq.positions import Positions, is_captured
 from relpos_fairseq.relations import Clipped, DistanceRelation, Segments
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.terms import Decay, PositionTerms
 
 VECTORS = ("query_vectors", "key_vectors", "trilinear", "value_vectors")
 SCALARS = ("static", "gate")
@@ -235,7 +235,7 @@ def factors_of(term: PositionTerms, inputs: AttentionInputs, dtype: torch.dtype)
     if isinstance(term.relation, Segments) and term.static is not None:
         pairs.append(_segment_factors(term.static, term.relation.count, inputs))
     if term.decay is not None:
-        pairs.append(_decay_factors(term.decay.past, inputs, dtype))
+        pairs.append(_decay_factors(term.decay, inputs, dtype))
     return [(of_queries.to(dtype), of_keys.to(dtype)) for of_queries, of_keys in pairs]
 
 
@@ -250,21 +250,29 @@ def _parts(dtype: torch.dtype) -> int:
     return HALF_PARTS if dtype.itemsize < 4 else 1
 
 
-def _decay_factors(sums: Tensor, inputs: AttentionInputs, dtype: torch.dtype) -> Factors:
-    """Return the factors of a causal decay past_i - past_j, where `sums` (B, H|1, S) is past: (past_i, 1).(1, -past_j).
+def _decay_factors(decay: Decay, inputs: AttentionInputs, dtype: torch.dtype) -> Factors:
+    """Return the factors of a causal decay w_i (past_i - past_j), or past_i - past_j: (w_i past_i, w_i).(1, -past_j).
 
     In half precision, sums are split into three parts whose total is as exact as single precision
-    (rank 6 instead of 2): a product with 1 rounds nothing, and kernels add in single precision.
+    (rank 6 instead of 2): a product with 1 rounds nothing, and kernels add in single precision.  A weight
+    is rounded once, for its query's sum and all its keys'.
     """
-    parts, rest = [], sums
-    for _ in range(_parts(dtype)):
-        parts.append(rest.to(dtype))
-        rest = (rest - parts[-1]).detach()  # the first part has the gradient
-    of_key = torch.stack(parts, dim=-1)  # (B, H|1, S, n)
+
+    def split(sums: Tensor) -> Tensor:
+        parts, rest = [], sums
+        for _ in range(_parts(dtype)):
+            parts.append(rest.to(dtype))
+            rest = (rest - parts[-1]).detach()  # the first part has the gradient
+        return torch.stack(parts, dim=-1)  # (B, H|1, S, n)
+
+    of_key = split(decay.past)
     one = torch.ones_like(of_key)
-    of_query = inputs.positions.query_rows(of_key, axis=2)
-    of_query = torch.cat([of_query, inputs.positions.query_rows(one, axis=2)], dim=-1)
-    return of_query, torch.cat([one, -of_key], dim=-1)
+    if decay.weight is None:
+        of_query = torch.cat([of_key, one], dim=-1)
+    else:
+        weight = decay.weight.to(dtype)
+        of_query = torch.cat([split(decay.past * weight), weight[..., None] * one], dim=-1)
+    return inputs.positions.query_rows(of_query, axis=2), torch.cat([one, -of_key], dim=-1)
 
 
 def _segment_factors(table: Tensor, count: int, inputs: AttentionInputs) -> Factors:

@@ -111,16 +111,16 @@ def _position_logits(term: PositionTerms, q: Tensor, k: Tensor, products: Produc
 
 
 def decay_logits(decay: Decay, positions: Positions) -> Tensor:
-    """Return the sum of log gates between each query and key: (B, H|1, T, S)."""
+    """Return the sum of log gates between each query and key, weighted by the query: (B, H|1, T, S)."""
 
     def between(sums: Tensor) -> Tensor:
         return positions.query_rows(sums, axis=2)[..., None] - sums[:, :, None]
 
     added = between(decay.past)
-    if positions.highest_distance <= 0:
-        return added
-    later = 0.0 if decay.future is None else -between(decay.future)
-    return torch.where(positions.distance() > 0, later, added)
+    if positions.highest_distance > 0:
+        later = 0.0 if decay.future is None else -between(decay.future)
+        added = torch.where(positions.distance() > 0, later, added)
+    return added if decay.weight is None else added * positions.query_rows(decay.weight, axis=2)[..., None]
 
 
 def static_logits(term: PositionTerms, products: Products) -> Tensor:

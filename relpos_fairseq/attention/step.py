@@ -23,6 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs, distances_of, drop, probabilities, required
+from relpos_fairseq.attention.reference import decay_logits
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.terms import PositionTerms
@@ -282,7 +283,7 @@ def added_of(inputs: AttentionInputs) -> list[Tensor]:
         if term.dense_bias is not None:
             added.append(term.dense_bias.of(inputs.positions)[:, :, 0])
         if term.decay is not None:
-            added.append((term.decay.past[..., -1:] - term.decay.past).to(inputs.exact))
+            added.append(decay_logits(term.decay, inputs.positions)[:, :, 0].to(inputs.exact))
     return added
 
 

@@ -198,6 +198,7 @@ class SchemeCandidate(Candidate):
         from relpos_fairseq.nn.decoding_cache import DecodingCache
 
         length = k.size(2)
+        source = self.source[:, torch.arange(k.size(0), device=q.device) % self.setting.batch]  # more rows: again
         positions = Positions(1, length, length - 1, device=q.device)
         cache = DecodingCache()
         with torch.no_grad():
@@ -216,9 +217,8 @@ class SchemeCandidate(Candidate):
                     content_q = scheme.transform_query(q, prepared, length - 1)
                 else:
                     new["key"], query = turned, scheme.transform_query(q, prepared, length - 1)
-            new["log_gates"] = self.layer.log_gates(self.source[first:length])
-            kept, scale = cache.append(new, None), self.stack.plan.scale
-            terms += decay_of(kept["log_gates"])
+            kept, scale = cache.append(new | self.layer.gates(source[first:length]), None), self.stack.plan.scale
+            terms += decay_of(kept)
             tables = cache.tables(terms, positions, query, scale)
             inputs = AttentionInputs(query, kept["key"], kept["value"], terms, positions, scale, causal=True)
             return replace(

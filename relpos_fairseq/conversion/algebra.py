@@ -22,6 +22,7 @@ target's scale 1/sqrt(C d), to which the source has been brought (`reshaping.fol
     sinusoidal -> learned    w_i = the sinusoid at i, up to the table's length
     alibi -> alibi_learned   log m, where both are symmetric
     alibi -> fox             w = 0, b = -log(e^m - 1)
+    alibi -> cable           w = u = 0, b = m, c = log(e - 1)
     rope -> rope             other angles by length: exact up to the trained length
     rope -> xpos             s = 0: no decay
     anything -> anything+X   X at its neutral values (`Table.neutral`): it adds 0 or multiplies by 1

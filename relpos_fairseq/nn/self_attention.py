@@ -111,10 +111,9 @@ class SelfAttention(nn.Module):
         terms = context.shared + cache.position.evaluate(self.position, positions).terms
         new = self._project(query, source, context, terms, None)
         _check_cached(cache.length + new.k.size(2), positions.src_len)
-        gates = self.position.log_gates(source)
-        tensors = {"key": new.k, "content_key": new.content_k, "value": new.v, "log_gates": gates}
+        tensors = {"key": new.k, "content_key": new.content_k, "value": new.v} | self.position.gates(source)
         keys = cache.append(tensors, new_padding)
-        terms += decay_of(keys["log_gates"])
+        terms += decay_of(keys)
         tables = cache.tables(terms, positions, new.q, self.scale)
         inputs = replace(
             new,
@@ -129,7 +128,9 @@ class SelfAttention(nn.Module):
         )
         if not cache.is_read_by_rows or cache.decided_by is not tables:  # more keys may be more than few
             cache.decided_by = tables
-            cache.is_read_by_rows = gates is None and tables is not None and reads_key_rows(inputs, self.backend)
+            cache.is_read_by_rows = (
+                keys["log_gates"] is None and tables is not None and reads_key_rows(inputs, self.backend)
+            )
         return inputs
 
     def _project(

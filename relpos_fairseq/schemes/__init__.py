@@ -74,6 +74,12 @@ def parse_hybrid(text: str) -> tuple[type[PositionScheme], ...]:
         doing = [member.name for member in members if getattr(member, trait)]
         if len(doing) > 1:
             raise ValueError(f"position scheme {text}: only one member of a hybrid {what}, not {' and '.join(doing)}")
+    gated = [member.name for member in members if member.log_gates is not PositionScheme.log_gates]
+    weighing = [member.name for member in members if member.gate_weights is not PositionScheme.gate_weights]
+    if weighing and len(gated) > 1:
+        raise ValueError(
+            f"position scheme {text}: {weighing[0]} would weigh the gates of {' and '.join(gated)}: choose one"
+        )
     rotating = [member.name for member in members if member.rotates]
     replacing = [member.name for member in members if member.replaces_qk]
     if rotating and replacing:

@@ -14,11 +14,11 @@ x-transformers does: sum_{l = i+1..j} log g_l for j > i.  With w = 0 it is ALiBi
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from relpos_fairseq.gates import log_sigmoid, of_tokens
 from relpos_fairseq.options import SCALE
-from relpos_fairseq.positions import Positions, is_exported
+from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import (
     AttentionShape,
     ConversionSource,
@@ -36,11 +36,6 @@ def _from_slopes(source: ConversionSource) -> dict[str, Tensor]:
     bias = -torch.expm1(-penalties[:, :1].double()).log()
     weight, old_bias = (source.new.get_parameter(name) for name in ("gate_weight", "gate_bias"))
     return {"gate_weight": torch.zeros_like(weight), "gate_bias": bias.expand(old_bias.shape)}
-
-
-def _log_sigmoid(x: Tensor) -> Tensor:
-    """Return F.logsigmoid, which ONNX would compute as the inexact logarithm of a small sigmoid."""
-    return x.clamp(max=0) - (-x.abs()).exp().log1p() if is_exported() else F.logsigmoid(x)
 
 
 @register_scheme("fox")
@@ -64,8 +59,4 @@ class Fox(PositionScheme):
 
     def log_gates(self, source: Tensor) -> Tensor:
         """Return log f of each token: (B, H, S, sides)."""
-        heads, sides, _ = self.gate_weight.shape
-        gates = F.linear(source, self.gate_weight.flatten(0, 1))  # (S, B, H * sides)
-        exact = torch.promote_types(gates.dtype, torch.float32)
-        gates = gates.to(exact).unflatten(-1, (heads, sides)) + self.gate_bias
-        return _log_sigmoid(gates).permute(1, 2, 0, 3)
+        return log_sigmoid(of_tokens(source, self.gate_weight, self.gate_bias))

@@ -90,6 +90,7 @@ SERVED_BY_SDPA = [
     Case("tupe"),
     Case("rope+rel_scalar"),
     Case("fox"),
+    Case("cable"),
     Case("rel_scalar", {"segment_encoding": "head"}),
     FIRE_BEYOND,
     Case("xpos"),
@@ -227,21 +228,24 @@ def plain_inputs(batch: int, heads: int, length: int, dim: int, dtype: torch.dty
     return AttentionInputs(q, k, v, (), positions, dim**-0.5, **kwargs)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_kernels_lose_nothing_of_a_long_decay(dtype: torch.dtype) -> None:
+def test_kernels_lose_nothing_of_a_long_decay(dtype: torch.dtype, weighted: bool) -> None:
     """Sums of thousands, whose differences matter: as exact as in single precision."""
     sums = -torch.rand(1, 2, 4000, generator=torch.Generator().manual_seed(1)).cumsum(-1)
     positions = Positions(10, 4000, 3990)
     q = torch.zeros(1, 2, 10, 4, dtype=dtype)
     inputs = AttentionInputs(q, q, q, (), positions, 1.0, causal=True)
-    (term,) = (PositionTerms(decay=Decay(sums.requires_grad_())),)
+    weight = torch.linspace(0.5, 1, 4000).to(dtype).float().expand(1, 2, -1) if weighted else None
+    term = PositionTerms(decay=Decay(sums.requires_grad_(), weight=weight))
     ((of_query, of_key),) = factors_of(term, inputs, dtype)
     found = of_query.float() @ of_key.float().transpose(-1, -2)
     wanted = decay_logits(term.decay, positions)
     seen = (positions.distance() <= 0).expand_as(wanted)
     torch.testing.assert_close(found[seen], wanted[seen], rtol=0, atol=3e-4)
     found[0, 0, 0, 7].backward()
-    assert sums.grad[0, 0, 3990] == 1 and sums.grad[0, 0, 7] == -1
+    slope = 1 if weight is None else weight[0, 0, 3990]
+    assert sums.grad[0, 0, 3990] == slope and sums.grad[0, 0, 7] == -slope
 
 
 def test_products_do_not_overflow_fp16() -> None:

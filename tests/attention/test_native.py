@@ -96,7 +96,7 @@ def sizes() -> Iterator[object]:
 
 @TYPES
 @pytest.mark.parametrize("shape", ["causal memory", "window", "documents", "unclipped causal"])
-@pytest.mark.parametrize("scheme", ["fox", "m4m+fox+tupe_a"])
+@pytest.mark.parametrize("scheme", ["fox", "m4m+fox+tupe_a", "cable"])
 def test_gates(scheme: str, shape: str, dtype: torch.dtype) -> None:
     """Factors of a layer's input, that no row of the batch has in common with another."""
     compare(make_inputs(scheme, SHAPES[shape]), dtype)

@@ -177,7 +177,7 @@ def test_who_reads_keys_by_their_rows() -> None:
             if api._is_native_step(inputs, False):
                 read[case.scheme] = api.reads_key_rows(inputs, "auto")
             assert not api.reads_key_rows(inputs, "blocked")
-    assert not read.pop("fox") and sum(read.values()) > 0.8 * len(read)
+    assert not read.pop("fox") and not read.pop("cable") and sum(read.values()) > 0.8 * len(read)
 
 
 @torch.no_grad()

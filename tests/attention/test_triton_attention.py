@@ -106,7 +106,7 @@ def test_several_tiles(scheme: str) -> None:
     compare(*make_call(Case(scheme), 50))
 
 
-@pytest.mark.parametrize("scheme", (*SCHEMES, "fox", "fox+t5+m4m"))
+@pytest.mark.parametrize("scheme", (*SCHEMES, "fox", "fox+t5+m4m", "cable"))
 def test_causal_with_memory(scheme: str) -> None:
     """Queries that stand on the last keys, and see none behind themselves."""
     memory = 0 if set(scheme.split("+")) & {"tupe", "abs_scalar"} else 23

@@ -226,6 +226,13 @@ def test_a_wrong_step_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         attention.check_step(scheme)
 
 
+@pytest.mark.parametrize("name", ["fox", "cable"])
+def test_a_step_of_more_rows_than_a_batch_has_gates(name: str) -> None:
+    scheme = SchemeCandidate(name, setting(causal=True))
+    assert attention.check_step(scheme) <= attention.MOST
+    assert runner(scheme, "decode")().size(0) > 2
+
+
 def test_neutral_tables_are_moved() -> None:
     """A gate of ones or a bias of zeros would hide a wrong row."""
     for name in ("m2", "rel_scalar", "tupe"):

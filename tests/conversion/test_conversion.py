@@ -23,7 +23,7 @@ from relpos_fairseq.schemes import scheme_class, scheme_names
 
 NEUTRAL = "shaw shaw_keys m1 m2 m3 m4 t5 rel_scalar transformer_xl deberta tupe tupe_a fire log_cpb".split()
 NEUTRAL += ["transformer_xl_learned"]
-REFUSED = "m4m rope xpos pope alibi alibi_learned sandwich kerple abs_scalar fox".split()
+REFUSED = "m4m rope xpos pope alibi alibi_learned sandwich kerple abs_scalar fox cable".split()
 CLOSE = 1e-10
 
 
@@ -98,6 +98,7 @@ RULES = [
     ("sinusoidal", "learned", {}),
     ("alibi", "fox", {}),
     ("alibi", "alibi_learned", {"position_alibi_form": "symmetric"}),
+    ("alibi", "cable", {}),
     ("rope", "xpos", {"position_xpos_base": "0"}),
 ]
 

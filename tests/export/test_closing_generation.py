@@ -62,7 +62,7 @@ def test_what_was_compared_is_said(kind, text, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "positions"), [("learned", 4), ("learned+shaw", 7), ("sinusoidal", 12), ("fox", 20)]
+    ("scheme", "positions"), [("learned", 4), ("learned+shaw", 7), ("sinusoidal", 12), ("fox", 20), ("cable", 20)]
 )
 def test_models_of_any_length_are_opened(scheme, positions, tmp_path, capsys):
     """No input is longer than the model's."""

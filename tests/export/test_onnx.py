@@ -83,7 +83,7 @@ HYBRIDS: dict[str, dict[str, dict]] = {
     "sentence+tupe_a+abs_scalar+tupe_released+m4+t5": {
         "roberta": {"segment_encoding": "head", "position_reset_cls": "on"}
     },
-    "deberta_released+pope+transformer_xl_learned+log_cpb": {},
+    "deberta_released+pope+transformer_xl_learned+log_cpb+cable": {},
 }
 HYBRIDS |= {name: {} for name in scheme_names() if name not in ["none", *"+".join(HYBRIDS).split("+")]}
 SCALES = {"deberta": "2", "sentence": "3", "deberta_released": "3"}  # where members' differ

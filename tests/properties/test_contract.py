@@ -164,6 +164,7 @@ def test_an_older_word_means_and_is_remembered_as_before() -> None:
         ("m4+m4", {}, r"m4\+m4: each member may stand in a hybrid once"),
         ("deberta+m4", {}, r"deberta\+m4: its members' scales disagree \(deberta 1/sqrt\(3d\), m4"),
         ("rope+m3", {}, r"rope\+m3: rope rotates q and k"),
+        ("fox+cable", {}, r"fox\+cable: cable would weigh the gates of fox and cable: choose one"),
         ("m4", {"position_rank": "4"}, r"--position-rank 4 does not apply to position scheme m4"),
         ("m1", {"position_clip_distance": "4"}, r"--position-clip-distance 4 does not apply .* m1"),
         ("learned", {"position_share": "heads"}, r"--position-share heads does not apply"),

@@ -113,6 +113,7 @@ def _term_signature(term: PositionTerms, graph: bool) -> TermSignature:
         reset = (given.row.numel() > 1, given.first.numel() > 1, graph and given.row.requires_grad)
     decay = None
     if term.decay is not None:  # of a causal call, which reads the past's sums alone
-        past = term.decay.past
-        decay = (past.size(1) > 1, graph and past.requires_grad)
+        past, weight = term.decay.past, term.decay.weight
+        learns = past.requires_grad or weight is not None and weight.requires_grad
+        decay = (past.size(1) > 1, graph and learns)
     return TermSignature(term.relation, term.product, tuple(tables), factors, reset, decay)
