@@ -40,6 +40,7 @@ FAMILIES = {  # and what each is good for
     "scalars": "a number a distance: cheap; those that fall with a function are made for inputs longer than trained",
     "rotations": "of queries and keys: no table to learn, what most released language models have",
     "gates": "distances that the text decides, from what lies between: for decoders",
+    "mixing": "a network over the logits of all heads, content and position: to be joined with a scalar",
     "hybrids": "any of these, joined by +, and another for each layer, parted by /",
 }
 SHORT_HEADINGS = ("`--position-scheme`", "paper and equation", "logits", "parameters in BERT-base")
@@ -147,9 +148,10 @@ def family(name: str) -> str:
         return "rotations"
     if scheme.absolute:
         return "absolute"
+    terms = small_call(name).terms
     if not scheme.uses_positions:
-        return "gates" if small_call(name).terms else "none"
-    return "vectors" if scheme.clip == "vectors" or any(t.has_vectors for t in small_call(name).terms) else "scalars"
+        return "mixing" if any(t.mixing is not None for t in terms) else "gates" if terms else "none"
+    return "vectors" if scheme.clip == "vectors" or any(t.has_vectors for t in terms) else "scalars"
 
 
 def listing(width: int = 80) -> str:

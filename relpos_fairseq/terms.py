@@ -7,6 +7,7 @@ For query q_i and key k_j of one head, with r the id of (i, j) in a term's relat
              + static_r + dense_bias_ij + f_i . g_j + decay_ij
     content = q'.k'   or, where a term is trilinear,   sum_c q'_c k'_c w_{r,c}
     p_ij    = sum of sigmoid(scale * content_il) over the keys l >= j that i sees
+    logits += mix(scale * content, all that the lines above add to it), over all heads of a pair
     output  = sum_j probs_ij (value_j + value_vectors_r)
 
 Terms of several schemes add; gates and products multiply the content.  A term holds vectors, not their
@@ -18,8 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from relpos_fairseq.positions import Positions
@@ -90,6 +93,29 @@ class Decay:
         return cls(past, future[0] if future else None, weight)
 
 
+class Mixing(NamedTuple):
+    """A perceptron that reads content and position logits of all heads of a pair, and adds to each head's logit.
+
+    Args:
+        hidden_weight: (m, 2 H), of the heads' content and then of what the terms add to it.
+        hidden_bias: (m,).
+        output_weight: (H, m).
+        output_bias: (H,).
+    """
+
+    hidden_weight: Tensor
+    hidden_bias: Tensor
+    output_weight: Tensor
+    output_bias: Tensor
+
+    def of(self, content: Tensor, added: Tensor) -> Tensor:
+        """Return what is added to the logits (B, H, T, S)."""
+        hidden_weight, hidden_bias, output_weight, output_bias = (part.to(content.dtype) for part in self)
+        both = torch.cat([content, added.expand_as(content)], dim=1)  # (B, 2 H, T, S)
+        hidden = F.conv2d(both, hidden_weight[..., None, None], hidden_bias)
+        return F.conv2d(F.leaky_relu(hidden), output_weight[..., None, None], output_bias)
+
+
 @dataclass(frozen=True)
 class PositionTerms:
     """What one relation contributes to the logits and the output; absent terms are None.
@@ -110,6 +136,7 @@ class PositionTerms:
             `at` reads them for some positions and returns static_factors.
         contextual: (H|1, n, D) vectors e in q.e_p, scaled; p is the sum of gates in the formula above.
         decay: running sums of gates of the layer's input; a term with them has no other field.
+        mixing: what is added after all terms, from the logits of all heads of a pair.
         value_vectors: (H|1, R, D) added to the values.
         reset: replaces everything that this term adds to the logits of the first token's row and column.
     """
@@ -128,6 +155,7 @@ class PositionTerms:
     position_factors: tuple[Tensor, Tensor] | None = None
     contextual: Tensor | None = None
     decay: Decay | None = None
+    mixing: Mixing | None = None
     value_vectors: Tensor | None = None
     reset: Reset | None = None
 
@@ -187,7 +215,7 @@ class PositionTerms:
         """True if the term adds something to the logits, and does not only multiply the content."""
         vectors = self.query_vectors is not None or self.key_vectors is not None
         factors = (self.static_factors, self.position_factors)
-        added = (self.static, self.dense_bias, *factors, self.contextual, self.decay)
+        added = (self.static, self.dense_bias, *factors, self.contextual, self.decay, self.mixing)
         return any(part is not None for part in added) or (vectors and not self.product)
 
 

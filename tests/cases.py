@@ -53,6 +53,11 @@ class Case:
         """Whether it is defined for decoders alone."""
         return any(scheme_class(name).causal_only for name in self.scheme.split("+"))
 
+    @property
+    def without_kernel(self) -> bool:
+        """Whether no kernel serves it: contextual positions, mixed heads."""
+        return bool({"cope", "dape"} & set(self.scheme.split("+")))
+
     def __str__(self) -> str:
         """The test's id."""
         short = (f"{k.removeprefix('position_')}={v}" for k, v in self.flags.items())
@@ -116,6 +121,8 @@ def _cases() -> list[Case]:
         Case("cope", {"position_contexts": "4"}),
         Case("cope+rel_scalar", {"position_share": "none"}),
         Case("m4m+fox+t5"),
+        Case("dape+kerple"),
+        Case("dape+cable+m2"),
         Case("rope+cable+rel_scalar"),
         Case("m4+rel_scalar", {"position_reset_cls": "on"} | GAIN),
         Case("deberta+tupe", {"position_scale": "3"}),

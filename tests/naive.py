@@ -691,6 +691,19 @@ def cable(pair: Pair, p: Params, o: Options) -> Parts:
     return Parts(static=-math.log1p(math.exp(number("slope", i))) * abs(until_i - until_j))
 
 
+def dape(pair: Pair, p: Params, o: Options) -> Parts:
+    """DAPE: Zheng 2024; `attention` adds f, which reads the logits of all heads (`mixed`)."""
+    return Parts()
+
+
+def mixed(head: int, contents: Vector, biases: Vector, p: Params) -> float:
+    """f(a, b) of one head: W2 leaky_relu(W1 (a, b) + c1) + c2."""
+    both = [*contents, *biases]
+    hidden = [dot(row, both) + bias for row, bias in zip(p["hidden_weight"], p["hidden_bias"], strict=True)]
+    units = [x if x > 0 else 0.01 * x for x in hidden]
+    return dot(p["output_weight"][head], units) + p["output_bias"][head]
+
+
 def cope(pair: Pair, p: Params, o: Options) -> Parts:
     """CoPE: Golovneva 2024, eq. 3-5, of the keys that the query sees; e between its rows is linear.
 
@@ -827,6 +840,18 @@ def attention(
     seg_table = None if segment_table is None else segment_table.double().tolist()
     factor = scale([name for name, _, _ in members], dim, scale_factor)
 
+    def logit(b: int, h: int, t: int, j: int, visible: list[int]) -> tuple[float, float, list[Parts]]:
+        """Content, and what the schemes add to it, of one pair in one head."""
+        i = query_start + t
+        at = (places[n] for n in (i, j, indices[b][i], indices[b][j]))
+        x = () if layer_input is None else layer_input[b]
+        more = (sum(is_real[b]), x, (i, j), {s: keys[b][h][s] for s in visible}, factor)
+        more += ((indices[b][i], indices[b][j]),)
+        pair = Pair(queries[b][h][t], keys[b][h][j], h, heads, *at, *more)
+        parts = [SCHEMES[name](pair, p, o) for name, p, o in listed]
+        added = sum(part.content_bias for part in parts) * factor + position(pair, listed, parts, factor)
+        return content(pair, parts) * factor, added, parts
+
     logits = torch.zeros(batch, heads, tgt_len, src_len, dtype=torch.float64)
     probs = torch.zeros(batch, heads, tgt_len, src_len, dtype=torch.float64)
     out = torch.zeros(batch, heads, tgt_len, dim, dtype=torch.float64)
@@ -836,16 +861,13 @@ def attention(
                 i = query_start + t
                 row = [-math.inf] * src_len
                 value_rows = [list(x) for x in values[b][h]]
-                seen = {j: keys[b][h][j] for j in range(src_len) if is_real[b][j] and not (causal and j > i)}
-                for j in seen:
-                    at = (places[n] for n in (i, j, indices[b][i], indices[b][j]))
-                    x = () if layer_input is None else layer_input[b]
-                    more = (sum(is_real[b]), x, (i, j), seen, factor, (indices[b][i], indices[b][j]))
-                    pair = Pair(queries[b][h][t], keys[b][h][j], h, heads, *at, *more)
-                    parts = [SCHEMES[name](pair, p, o) for name, p, o in listed]
-                    row[j] = content(pair, parts) * factor
-                    row[j] += sum(part.content_bias for part in parts) * factor
-                    row[j] += position(pair, listed, parts, factor)
+                visible = [j for j in range(src_len) if is_real[b][j] and not (causal and j > i)]
+                for j in visible:
+                    own, added, parts = logit(b, h, t, j, visible)
+                    row[j] = own + added
+                    for _, p, _ in (member for member in listed if member[0] == "dape"):
+                        every = [logit(b, other, t, j, visible) for other in range(heads)]
+                        row[j] += mixed(h, [one[0] for one in every], [one[1] for one in every], p)
                     if seg is not None:
                         row[j] += segment_bias(seg_table, h, seg[b][i], seg[b][j])
                     for part in parts:

@@ -52,7 +52,8 @@ def attend(inputs: AttentionInputs, need_weights: bool = False) -> tuple[Tensor,
 def slice_rows(inputs: AttentionInputs) -> int:
     """Return how many query rows a slice has; this depends on shapes and device only."""
     budget = SLICE_ELEMENTS.get(inputs.positions.device.type, SLICE_ELEMENTS["cuda"])
-    row = inputs.q.size(0) * inputs.q.size(1) * inputs.positions.src_len
+    mixed = sum(len(term.mixing.hidden_bias) for term in inputs.terms if term.mixing is not None)
+    row = inputs.q.size(0) * (inputs.q.size(1) + mixed) * inputs.positions.src_len
     return max(budget // max(row, 1), LEAST_ROWS)
 
 

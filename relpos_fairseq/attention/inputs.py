@@ -12,7 +12,7 @@ from torch import Tensor
 
 from relpos_fairseq.positions import Positions, is_exported
 from relpos_fairseq.relations import DistanceRelation
-from relpos_fairseq.terms import DenseBias, PositionTerms, Reset
+from relpos_fairseq.terms import DenseBias, Mixing, PositionTerms, Reset
 
 T = TypeVar("T")
 
@@ -202,6 +202,8 @@ def _mapped(term: PositionTerms, change: Callable[[Tensor], Tensor]) -> Position
             changed[name] = (change(value[0]), change(value[1]))
         elif name == "dense_bias":
             changed[name] = DenseBias(value.form, tuple(change(tensor) for tensor in value.tensors))
+        elif name == "mixing":
+            changed[name] = Mixing(*map(change, value))
         elif name == "decay":
             changed[name] = value.mapped(change)
         elif name == "reset":

@@ -38,6 +38,7 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
     - Content of another width than the queries and keys that vectors are multiplied with.
     - Contextual positions: each needs the logits of all keys after it.
+    - Mixed heads: a kernel has one head's logits at a time.
     - Decays without a causal mask: the sums of one side are no factors.
     - Several product terms, or several trilinear ones: a kernel multiplies or replaces content once.
     - Resets of several first tokens: a kernel replaces one row and one column.
@@ -53,6 +54,8 @@ def refusal(inputs: AttentionInputs) -> str | None:
     for term in inputs.terms:
         if term.contextual is not None:
             return "contextual positions, which need all logits of a row first"
+        if term.mixing is not None:
+            return "logits that are mixed over heads"
         if term.decay is not None and not inputs.causal:
             return "decay on both sides of a query"
         products += term.product

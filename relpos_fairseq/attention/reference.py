@@ -75,6 +75,9 @@ def logits(products: Products) -> Tensor:
             result = result + part
         if term.contextual is not None:
             result = result + products.contextual(content, q * inputs.scale, term.contextual)
+    for term in inputs.terms:
+        if term.mixing is not None:
+            result = result + term.mixing.of(content, result - content)
     return result
 
 

@@ -35,6 +35,7 @@ def supports_step(terms: tuple[PositionTerms, ...], positions: Positions) -> boo
     return in_place and all(
         term.reset is None
         and term.contextual is None
+        and term.mixing is None
         and (term.relation is None or isinstance(term.relation, DistanceRelation))
         for term in terms
     )
@@ -218,7 +219,7 @@ _tables_of = operator.attrgetter(
     *(
         field.name
         for field in fields(PositionTerms)
-        if field.name not in ("relation", "dense_bias", "static_factors", "decay", "reset")
+        if field.name not in ("relation", "dense_bias", "static_factors", "decay", "mixing", "reset")
     )
 )
 

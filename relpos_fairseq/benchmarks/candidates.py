@@ -299,7 +299,7 @@ class Flex(SchemeCandidate):
                 return "a score_mod cannot replace q.k"
             if term.value_vectors is not None:
                 return "a score_mod cannot reach the values"
-            if term.contextual is not None:
+            if term.contextual is not None or term.mixing is not None:
                 return "a score_mod sees one logit, not a row"
         if mode in ("train", "memory") and self.setting.device.type == "cpu":
             return "it has no backward pass on a CPU"

@@ -32,7 +32,7 @@ TYPES = pytest.mark.parametrize("dtype", [DOUBLE, SINGLE], ids=["fp64", "fp32"])
 SCHEMES = [
     case.scheme
     for case in CASES
-    if not (case.flags or case.gated or case.causal_only or case.scheme in INPUT or "+" in case.scheme)
+    if not (case.flags or case.gated or case.without_kernel or case.scheme in INPUT or "+" in case.scheme)
     and native.refusal_anywhere(make_inputs(case.scheme, Shape(40, after=400))) is None
 ]
 HYBRIDS = (
@@ -49,7 +49,7 @@ HYBRIDS = (
     "deberta+tupe",
     "tupe+rel_scalar",
 )
-IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT and not case.causal_only]
+IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT and not case.without_kernel]
 # One for each kind of term; to the kernel the other schemes are the same calls with other numbers.
 KINDS = ("none", "rope", "shaw", "transformer_xl", "m2", "m3", "m4", "m4m", "tupe", "abs_scalar", "rel_scalar")
 # One for each way in which the kernel reads a table.

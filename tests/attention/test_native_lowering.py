@@ -25,7 +25,7 @@ from relpos_fairseq.relations import Clipped, Segments
 from relpos_fairseq.terms import PositionTerms, Reset
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
-IN_ATTENTION = told_apart(case for case in CASES if case.scheme not in INPUT and not case.causal_only)
+IN_ATTENTION = told_apart(case for case in CASES if case.scheme not in INPUT and not case.without_kernel)
 KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
 HEAD = {"segment_encoding": "head"}
 

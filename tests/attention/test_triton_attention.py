@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(not backend.interpreted(), reason="fp64 is for t
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 # pope's queries have more channels than its values, which these kernels refuse.
 LEFT_OUT = (*INPUT, "pope")
-IN_ATTENTION = [c for c in CASES if c.scheme not in LEFT_OUT and not c.causal_only]
+IN_ATTENTION = [c for c in CASES if c.scheme not in LEFT_OUT and not c.without_kernel]
 KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
 # One for each kind of term: to the kernels alibi and kerple are rel_scalar with other numbers.
 SCHEMES = ("none", "shaw", "t5", "m2", "m3", "m4", "m4m", "transformer_xl", "tupe", "abs_scalar", "rel_scalar")
