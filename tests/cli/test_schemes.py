@@ -30,6 +30,7 @@ def test_the_list_has_a_line_of_80_columns_for_each(capsys: pytest.CaptureFixtur
         "t5": "scalars",
         "xpos": "rotations",
         "fox": "gates",
+        "dape": "mixing",
         "cable": "gates",
     }
     assert {name: scheme_table.family(name) for name in families} == families
