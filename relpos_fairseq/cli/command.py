@@ -191,6 +191,8 @@ def add_options(parser: argparse.ArgumentParser, cls: type, argv: Sequence[str] 
             place = places.get(group, parser)
         if "type" not in how and how.get("action") != "store_true":
             how = reading_of(field.type) | how
+            if how.get("action") == "append":  # a value each time
+                how.pop("nargs", None)
         add_argument(place, field, how, argv)
 
 

@@ -26,7 +26,9 @@ _NAMED = 5  # how many ids a message names
 _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": False, "none": False}
 # What a file has that SQuAD's own have not, and what it is taken for.
 _IDS = "ids that are numbers: taken as their digits"
-_OFFSETS = "answers whose answer_start is no whole number of JSON: taken as the number that it says, or as unknown"
+_OFFSETS = (
+    "questions with an answer_start that is no whole number of JSON: taken as the number that it says, or as unknown"
+)
 _MARKS = "questions whose is_impossible is neither true nor false: taken as what it says"
 _ANSWERED = "questions with answers that are marked is_impossible: taken as answerable, as the official script does"
 _UNMARKED = (

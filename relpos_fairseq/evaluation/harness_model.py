@@ -100,13 +100,15 @@ class RelPosLM(LM):
         Raises:
             ValueError: an unknown option.
         """
-        given = normalize_gen_kwargs(dict(options), DRAWN)
+        given = normalize_gen_kwargs({name: value for name, value in options.items() if value is not None}, DRAWN)
         if unknown := set(given) - KNOWN:
             raise ValueError(
                 f"generation_kwargs {', '.join(sorted(unknown))}: relpos knows "
                 f"{', '.join(sorted(KNOWN | LIMITS))}; leave the others out"
             )
         ends = [end for end in given["until"] if end]  # the harness's own models pass over "" and null too
+        if wrong := [end for end in ends if not isinstance(end, str)]:
+            raise ValueError(f"generation_kwargs until: a text or a list of texts ends a text, got {wrong[0]!r}")
         choice = Choice(temperature=0)
         if given["do_sample"]:
             named = ("temperature", "top_k", "top_p", "seed")

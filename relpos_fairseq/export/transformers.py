@@ -347,6 +347,8 @@ class RelPosPreTrained(Common):
         """Initialise new heads as BERT does."""
         super()._init_weights(module)
         heads = (self.roberta.classification_heads, self.roberta.span_heads, self.roberta.token_heads)
+        if module is self.roberta.encoder.lm_head and module.weight is not self.get_input_embeddings().weight:
+            nn.init.normal_(module.weight, std=0.02)  # untied, and not in the folder
         if isinstance(module, nn.Linear) and any(module is m for h in heads for m in h.modules()):
             nn.init.normal_(module.weight, std=0.02)
             nn.init.zeros_(module.bias)
@@ -640,8 +642,14 @@ class _Generating(Common):
         return scores, cache if use_cache else None, found.outputs(tokens.size(1), new)
 
     def caches(self, use_cache: bool | None, labels: Tensor | None) -> bool:
-        """Tell whether a cache is returned: as the argument says, and else the config, but in training."""
-        return labels is None and (self.config.use_cache and not self.training if use_cache is None else use_cache)
+        """Tell whether a cache is returned: as the argument says, and else the config, but in training.
+
+        Nor is one unasked where angles depend on the length: its steps have those of the longest input.
+        """
+        if use_cache is None:
+            stretches = any(getattr(module, "scales_by_length", False) for module in self.modules())
+            use_cache = self.config.use_cache and not self.training and not stretches
+        return labels is None and use_cache
 
     def new_cache(self) -> DecodingCache:
         return DecodingCache(self.model.decoder)

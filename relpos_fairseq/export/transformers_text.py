@@ -182,6 +182,7 @@ def write_tokenizer(
         every = [symbols_of(text, count, language) for language, count in sides]
         settings |= {"mask_token": MASK} if _masks(every) else {}
         settings |= {} if longest is None else {"model_max_length": longest}
+        settings |= {"padding_side": "left"} if form == "language model" else {}  # a text goes on at its end
         settings["tokenizer_class"] = RelPosTokenizer.__name__
         settings["auto_map"] = {"AutoTokenizer": [f"{CODE}.{RelPosTokenizer.__name__}", None]}
         settings["clean_up_tokenization_spaces"] = False

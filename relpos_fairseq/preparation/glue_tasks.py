@@ -128,7 +128,8 @@ class TableFile:
     path: Path
     columns: Columns  # its columns; where `label` is empty, the file has no labels
     language: str = ""  # only rows whose column `language` says so; empty: all
-    languages: tuple[str, ...] = ()  # all of the file; what is a row of none of them counts as one of the first
+    languages: tuple[str, ...] = ()  # all of the file
+    strays: bool = True  # whether lines that are rows of no language count here
 
 
 @dataclass(frozen=True)
@@ -159,15 +160,14 @@ def read_examples(
     counts = Counter() if counts is None else counts
     rows = enumerate(read_lines(source.path), start=1)
     width, places = _places(source, rows)
-    is_first = source.languages[:1] in ((), (source.language,))
     for number, line in rows:
         if not line.strip():
-            counts["blank"] += is_first
+            counts["blank"] += source.strays
             continue
         try:
             fields = _fields(line, source.columns.quoted)
             if source.language and (found := _language(fields, places["language"])) != source.language:
-                if is_first and found not in source.languages:
+                if source.strays and found not in source.languages:
                     raise UserError(f"{len(fields)} columns of {width}, and the language {found!r}: this is no row")
                 continue
             example = _example(fields, width, places, task)
@@ -218,7 +218,7 @@ def languages_of(path: Path) -> tuple[str, ...]:
 
 def _language(fields: list[str], place: int) -> str:
     """Return the language of a row; "" where it has none."""
-    return fields[place].strip() if len(fields) > place else ""
+    return fields[place].strip().lower() if len(fields) > place else ""
 
 
 def _places(source: TableFile, rows: Iterator[tuple[int, str]]) -> tuple[int, dict[str, int]]:
@@ -287,7 +287,7 @@ XTREME = Columns("0", "1", "2", count=3, quoted=True)
 XTREME_TEST = replace(without_labels(XTREME), count=2)
 XNLI_MT = Columns("premise", "hypo", "label")
 DIAGNOSTIC = "diagnostic"  # beside the tasks, or in AX
-LANGUAGE = re.compile(r"[A-Za-z]{2,8}([-_]\w+)*")
+LANGUAGE = re.compile(r"[a-z]{2,3}([-_]\w+)*")
 BY_LANGUAGE = re.compile(r"(?P<split>dev|test)-(?P<language>[\w-]+)\.tsv(\.gz|\.bz2|\.xz)?")
 
 
@@ -339,13 +339,17 @@ def _xnli(task: GlueTask, folder: Path) -> dict[str, TableFile]:
         if path is not None:
             languages = languages_of(path)
             for language in languages:
-                sources[f"{split}_{language}"] = TableFile(path, task.columns, language, languages)
+                sources[f"{split}_{language}"] = TableFile(path, task.columns, language, languages, strays=False)
     for path in sorted(folder.iterdir()):
-        if match := BY_LANGUAGE.fullmatch(path.name):
+        match = BY_LANGUAGE.fullmatch(path.name)
+        if match and not (match[3] and path.with_suffix("").is_file()):  # what is not compressed comes first
             split = "valid" if match["split"] == "dev" else "test"
             unlabelled = split == "test" and width_of(path) == XTREME_TEST.count
             columns = XTREME_TEST if unlabelled else XTREME
             sources[f"{split}_{match['language']}"] = TableFile(path, columns)
+    for path in {source.path for source in sources.values() if source.languages}:
+        first = next(split for split, source in sources.items() if source.path == path)
+        sources[first] = replace(sources[first], strays=True)
     if "valid_en" not in sources:
         raise _missing(task, folder, "xnli.dev.tsv with English rows, or dev-en.tsv")
     return {"train": sources.pop("train"), "valid": replace(sources["valid_en"])} | sources

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relpos_fairseq.cli import command
+from relpos_fairseq.cli.main import load
 
 
 @pytest.fixture
@@ -60,6 +61,12 @@ def test_fields_are_read_by_their_types(declared):
 def test_arguments_stand_anywhere(declared, words):
     found = command.parse(declared, "relpos try out", words.split())
     assert found.files == ["a", "b"] and found.needed == 4
+
+
+def test_what_is_given_several_times_is_one_list():
+    words = ["checkpoint.pt", "--data", "d", "--out", "o", "--override", "a=1", "--override=b"]
+    assert command.parse(load("evaluate length"), "relpos evaluate length", words).override == ["a=1", "b"]
+    assert command.parse(load("evaluate length"), "relpos evaluate length", words[:5]).override == []
 
 
 def test_defaults_of_two_calls_are_not_one_list(declared):

@@ -431,7 +431,7 @@ def test_questions_as_people_write_them(tmp_path, caplog):
     assert asked["a number"].id == "7" and asked["a float"].id == "8"
     for said in (
         "2 ids that are numbers",
-        "4 answers whose answer_start",
+        "4 questions with an answer_start",
         "4 questions whose is_impossible is neither",
     ):
         assert said in caplog.text
@@ -454,7 +454,7 @@ def test_questions_as_people_write_them(tmp_path, caplog):
     caplog.clear()
     (tmp_path / "again.json").write_text(again)
     assert [replace(one, article=0) for one in read_questions(tmp_path / "again.json").questions] == found.questions
-    assert "answer_start is" not in caplog.text and "marked" not in caplog.text and "numbers" not in caplog.text
+    assert "answer_start that is" not in caplog.text and "marked" not in caplog.text and "numbers" not in caplog.text
 
 
 def test_absent_and_truncated_files(tmp_path):

@@ -137,6 +137,11 @@ def test_options_of_generation_are_the_harness_own(characters, options, symbols)
     end = wanted[2:4]
     [cut] = model.generate_until([SimpleNamespace(args=(text[:20], {"until": ["", end, None]}))])
     assert cut == wanted[: wanted.index(end)]
+    for until in ({"a": 1}, [1], [["a"]], 5):
+        with pytest.raises(ValueError, match="generation_kwargs until: a text or a list of texts"):
+            model.generate_until([SimpleNamespace(args=("a", {"until": until}))])
+    empty = {"max_length": None, "top_k": None, "seed": None, "do_sample": True, "max_gen_toks": 2}
+    assert len(model.generate_until([SimpleNamespace(args=("a", empty))])[0]) == 2
     with pytest.raises(ValueError, match=r"generation_kwargs num_beams: relpos knows .*max_new_tokens"):
         model.generate_until([SimpleNamespace(args=("a", {"num_beams": 4}))])
 

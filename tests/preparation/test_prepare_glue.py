@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import re
 import shutil
 from argparse import Namespace
@@ -125,6 +126,7 @@ def test_xnli_has_a_split_for_every_language(tmp_path, tokenizer, layout):
         (["d"], r"line 14: 1 columns of 4, and the language 'd': this is no row", 1, 0),
         (["\tneutral\ta cat\ta dog"], r"line 14: 4 columns of 4, and the language '': this is no row", 1, 0),
         (["zz\tneutral\thalf a r"], r"line 14: 3 columns of 4, and the language 'zz'", 1, 0),
+        (["neutral\tneutral\ta cat\ta dog"], r"line 14: 4 columns of 4, and the language 'neutral'", 1, 0),
         (["../x\tneutral\ta cat\ta dog"], r"line 14: .* the language '../x'", 1, 0),
         (["de\tneutral\ta cat"], r"line 14: 3 columns where 4 are expected", 1, 0),
         (["en\tneutral\ta cat\ta dog\t"], r"line 14: 5 columns where 4 are expected", 1, 0),
@@ -149,6 +151,21 @@ def test_what_is_no_row_is_told_or_counted(tmp_path, tokenizer, capsys, lines, t
     assert rows["valid_en"][1] + rows["valid_de"][1] == dropped and rows["valid_en"][2] + rows["valid_de"][2] == blank
     counted = dict(one.split(": ") for one in next(row[-1] for row in cells if row[1] == "train").split(", "))
     assert sum(map(int, counted.values())) == 12 and counted.keys() == set(XNLI.labels)
+
+
+def test_languages_in_capitals_and_files_of_both_releases(tmp_path, tokenizer, capsys):
+    """Strays count where a language of the file is read; what is not compressed comes before what is."""
+    root = write_xnli(tmp_path / "data", "release")
+    path = root / "XNLI" / "xnli.dev.tsv"
+    path.write_text(path.read_text().replace("\nen\t", "\nEN\t") + "\njunk of a line\n")
+    (root / "XNLI" / "dev-de.tsv").write_text("a cat\ta dog\tneutral\n")
+    (root / "XNLI" / "dev-de.tsv.gz").write_bytes(gzip.compress(b"a cat\ta dog\tneutral\n" * 3))
+    given = arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli", "--on-bad-row", "drop")
+    prepare("glue", given)
+    said = capsys.readouterr().out
+    table = [line.split("|") for line in said.splitlines() if line.startswith("| XNLI") and line.count("|") == 11]
+    rows = {line[2].strip(): [int(one) for one in line[3:6]] for line in table}
+    assert rows["valid_en"] == [4, 1, 1] and rows["valid_de"] == [1, 0, 0] and rows["valid"] == [4, 1, 1]
 
 
 def test_xtremes_own_files_are_quoted_and_its_test_files_have_no_labels(tmp_path, tokenizer):
