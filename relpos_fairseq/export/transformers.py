@@ -793,10 +793,10 @@ class RelPosForSeq2SeqLM(_Generating, GenerationMixin):
         encoder_outputs=None,
         use_cache=None,
         cache=None,
-        **more,
+        **kwargs,  # by this name transformers tells that the encoder's other inputs are taken
     ) -> dict[str, Any]:
         past_key_values = past_key_values or cache
-        return asked_of(more) | {
+        return asked_of(kwargs) | {
             "decoder_input_ids": input_ids[:, past_key_values.get_seq_length() if past_key_values else 0 :],
             "past_key_values": past_key_values,
             "attention_mask": attention_mask,

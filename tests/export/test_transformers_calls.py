@@ -339,9 +339,10 @@ def test_embeddings_with_memory_have_no_cache():
         model(inputs_embeds=embeds, use_cache=True)
 
 
+@pytest.mark.parametrize("cls", [RelPosForCausalLM, RelPosForSeq2SeqLM])
 @torch.no_grad()
-def test_generation_from_embeddings():
-    model, given = built(RelPosForCausalLM), drawn(RelPosForCausalLM)
+def test_generation_from_embeddings(cls):
+    model, given = built(cls), {"input_ids": drawn(cls)["input_ids"]}
     how = {"max_new_tokens": 6, "do_sample": False, "min_new_tokens": 6}
     embeds = model.get_input_embeddings()(given["input_ids"])
     found, expected = model.generate(inputs_embeds=embeds, **how), model.generate(**given, **how)
