@@ -288,7 +288,7 @@ FLEXIBLE = [
     case
     for case in CASES
     if case.scheme not in INPUT
-    and not {"m3", "shaw"} & set(case.scheme.split("+"))
+    and not {"m3", "shaw", "dape"} & set(case.scheme.split("+"))
     and not case.flags
     and not case.causal_only
 ]
