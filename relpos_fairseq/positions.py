@@ -22,8 +22,8 @@ _transforms = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: Non
 
 
 def is_exported() -> bool:
-    """Tell whether torch.export traces the code: sizes and values are symbols; or torch.func transforms it."""
-    return getattr(torch.compiler, "is_exporting", bool)() or is_transformed()
+    """Tell whether torch.export traces the code: sizes are symbols, and no value is known."""
+    return getattr(torch.compiler, "is_exporting", bool)()
 
 
 def is_captured() -> bool:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.options import INIT, RANDOMIZATION, SCALE, AttentionShape, Option, SchemeOptions
-from relpos_fairseq.positions import Positions, is_exported
+from relpos_fairseq.positions import Positions, is_exported, is_transformed
 from relpos_fairseq.relations import Clipped, DistanceRelation, Relation
 from relpos_fairseq.terms import PositionTerms, Reset
 
@@ -304,7 +304,7 @@ class PositionScheme(nn.Module):
         if is_exported() or not self.table_limited or positions.src_len <= self.shape.max_positions:
             return
         length = positions.src_len
-        if positions.token_index is not None:  # padding needs no row of a table
+        if positions.token_index is not None and not is_transformed():  # padding needs no row of a table
             length = positions.longest_row()
         if length > self.shape.max_positions:
             raise ValueError(

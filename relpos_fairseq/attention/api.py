@@ -24,7 +24,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention import blocked, native, reference, sdpa, triton
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.positions import is_captured, is_exported
+from relpos_fairseq.positions import is_captured, is_exported, is_transformed
 from relpos_fairseq.relations import Segments
 
 BACKENDS = ("auto", "reference", "sdpa", "blocked", "native", "triton")
@@ -137,7 +137,7 @@ def _full_precision(device: str) -> AbstractContextManager:
 
 def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
     """Return the name of the backend that `auto` chooses for a call."""
-    if is_exported():
+    if is_exported() or is_transformed():
         return "reference"
     if _is_native_step(inputs, need_weights):
         return "native"
@@ -203,7 +203,9 @@ def _has_terms(inputs: AttentionInputs) -> bool:
 
 def _is_native_step(inputs: AttentionInputs, need_weights: bool) -> bool:
     """Return whether a call is a step of decoding that `auto` gives to the kernel in C."""
-    if need_weights or not inputs.positions.is_step or inputs.q.device.type != "cpu" or is_exported():
+    if need_weights or not inputs.positions.is_step or inputs.q.device.type != "cpu":
+        return False
+    if is_exported() or is_transformed():
         return False
     return (_has_terms(inputs) or beats_sdpa_on_step(inputs, "native")) and native.serves_step(inputs)
 

@@ -223,7 +223,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
     def _segment(self, tokens: Tensor, memory: Memory | None, starts: Tensor | None) -> tuple[Tensor, Memory]:
         """Evaluate a whole segment; return its features, and the memory after it."""
         padding = tokens.eq(self.padding_idx)
-        if is_captured() or not padding.any():  # a graph's segments have no padding
+        if torch.compiler.is_compiling() or not padding.any():  # a graph's segments have no padding
             padding = order = None
         else:
             # Tokens begin where memory ends, so that slots tell distances.

@@ -50,7 +50,7 @@ from relpos_fairseq.options import (
     Number,
     only,
 )
-from relpos_fairseq.positions import Positions, is_exported
+from relpos_fairseq.positions import Positions, is_exported, is_transformed
 from relpos_fairseq.relations import Clipped, sinusoid_of_distance
 from relpos_fairseq.scheme import (
     WITH_BOTH,
@@ -185,7 +185,7 @@ class TransformerXL(PositionScheme):
         relation = Clipped.unclipped(positions)
         weight = self.projection if self.options.projections == "own" else self.content[1].weight
         exact = torch.promote_types(weight.dtype, torch.float32)
-        if is_exported():  # one sinusoid a distance, without autograd's own function
+        if is_exported() or is_transformed():  # one sinusoid a distance, without autograd's own function
             offset = -relation.distances(positions.device)
             if self.options.clamp_len:
                 offset = offset.clamp(-self.options.clamp_len, self.options.clamp_len)

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from torch.func import functional_call, grad
 
 import naive_xl
 from helpers.lm_models import ABSOLUTE, CARRYING, randomized, small_xl, stream
@@ -587,3 +588,23 @@ def test_the_scheme_changes_no_other_initial_value(scheme: str) -> None:
             assert torch.equal(plain[name], value), name
         else:
             assert ".position" in name, name
+
+
+@pytest.mark.parametrize("scheme", ["transformer_xl", "m4", "rope"])
+def test_memory_under_torch_func_is_what_it_was(scheme: str) -> None:
+    """Gradients of three segments, the last padded, whose memory is not full: sizes and values are known there."""
+    model = randomized(small_xl(position_scheme=scheme, mem_len=20)).double().eval()
+    first, second, last = (stream(length=length, seed=length) for length in (8, 6, 5))
+    last[0, 4:] = model.decoder.padding_idx
+    weights = dict(model.named_parameters())
+
+    def loss(weights: dict) -> Tensor:
+        _, extra = functional_call(model, weights, (first,))
+        _, extra = functional_call(model, weights, (second,), {"memory": extra["memory"]})
+        logits, _ = functional_call(model, weights, (last,), {"memory": extra["memory"]})
+        return logits[last.ne(model.decoder.padding_idx)].square().sum()
+
+    wanted = torch.autograd.grad(loss(weights), weights.values(), materialize_grads=True)
+    found = grad(loss)({name: one.detach() for name, one in weights.items()})
+    for name, one in zip(weights, wanted, strict=True):
+        torch.testing.assert_close(found[name], one, rtol=1e-9, atol=1e-9)
