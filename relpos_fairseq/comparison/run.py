@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import resource
-import statistics
 import time
-import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -15,19 +11,15 @@ from relpos_fairseq.comparison.results import ResultStore
 from relpos_fairseq.comparison.scores import METRICS, pack
 from relpos_fairseq.comparison.spec import Spec
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace
-from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.comparison.training import train
 from relpos_fairseq.io.files import Hashes, remove, write_json
-from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.manifests import versions
 from relpos_fairseq.io.processes import USER_DIR, key_of
-from relpos_fairseq.io.reading import parse_json, reading
 from relpos_fairseq.io.stages import Stage, as_json, run_stages
 
 # Folders of the package whose code no trained number depends on.
 NOT_TRAINING = "benchmarks cli comparison conversion examples export inference io plots preparation".split()
 CHECKPOINT_HASHES = Hashes()  # of the checkpoints that schemes begin with
-LOG_LINE = re.compile(r"\bINFO \| (train_inner|train|valid\d*) \| (\{.*\})\s*$")
-PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 
 
 def code_version() -> str:
@@ -86,10 +78,10 @@ class Run:
             keep: whether the checkpoints stay.
         """
         folder = self.folder(work, code)
-        workspace = Workspace(self.task, self.task.data_folder(work), folder, threads)
+        workspace = Workspace(self.task, self.task.data_folder(work), folder, threads, self.seed)
         data, checkpoints = workspace.data / "bin", workspace.checkpoints
         # The folder is the run's own, by its hash: what a kill has left there, fairseq's or ours, is gone on with.
-        stages = [Stage("train", lambda: self._train(workspace), [data], [checkpoints], keeps=True)]
+        stages = [Stage("train", partial(train, workspace, self.flags), [data], [checkpoints], keeps=True)]
         for name in self.task.sets():
             file = folder / "scores" / f"{name}.json"
             score = partial(self._score, name, workspace, file)
@@ -112,41 +104,8 @@ class Run:
             },
         )
         if not keep:
-            remove(checkpoints)
-
-    def _train(self, workspace: Workspace) -> dict:
-        """Train to the end, from the last checkpoint of an interrupted training; return what the log and clock say."""
-        checkpoints = workspace.checkpoints
-        log, seconds = workspace.folder / "train.log", workspace.folder / "train.seconds"
-        if not resumable(checkpoints):
-            for path in (checkpoints, log, seconds):
-                remove(path)
-        start = elapsed_and_processor()
-        try:
-            fork = workspace.call("train", log.name, flags={**self.flags, "save-dir": checkpoints})
-        finally:
-            workspace.folder.mkdir(parents=True, exist_ok=True)
-            now = elapsed_and_processor()
-            with seconds.open("a", encoding="utf-8") as file:
-                file.write(f"{now[0] - start[0]:.1f} {now[1] - start[1]:.1f}\n")
-        known = TrainingLog.of(log)
-        if not known.valid:
-            raise UserError(f"fairseq-train ended without a validation; see {log}")
-        for other in checkpoints.glob("*.pt"):
-            if other != workspace.model:
-                other.unlink()
-        validations = []
-        for updates, found in sorted(known.valid.items()):
-            if missing := set(self.task.logged) - set(found):
-                raise UserError(f"{log} has no {', '.join(sorted(missing))}: {sorted(found)}")
-            validations.append({"updates": updates} | {name: found[name] for name in self.task.logged})
-        return {
-            "parameters": known.parameters,
-            "validations": validations,
-            "tokens_per_second": known.speed,
-            **dict(zip(("seconds", "processor_seconds"), column_sums(seconds), strict=True)),
-            "megabytes": round(fork.megabytes),
-        }
+            for place in self.task.checkpoints(workspace):
+                remove(place)
 
     def _score(self, name: str, workspace: Workspace, file: Path) -> dict:
         """Score a test set; return the scores and every example's statistics, which `file` keeps too."""
@@ -176,71 +135,3 @@ def packed_scores(scored: Scored) -> dict:
         "lengths": pack(scored.lengths),
         "statistics": {name: pack(rows) for name, rows in metrics},
     }
-
-
-def resumable(checkpoints: Path) -> bool:
-    """Return whether a training can go on: the last checkpoint is there, and all are whole.
-
-    A kill or a full disk may cut a checkpoint while fairseq copies it: its end, a zip file's directory, is missing.
-    """
-    found = list(checkpoints.glob("*.pt"))
-    whole = all(zipfile.is_zipfile(path) for path in found)
-    return whole and checkpoints / "checkpoint_last.pt" in found
-
-
-def elapsed_and_processor() -> tuple[float, float]:
-    """Return the time, and what children of this process have used of processors, in seconds."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.monotonic(), usage.ru_utime + usage.ru_stime
-
-
-def column_sums(path: Path) -> list[float]:
-    """Return the sums of a file's columns of numbers."""
-    rows = (map(float, line.split()) for line in read_lines(path))
-    return [round(sum(column), 1) for column in zip(*rows, strict=True)]
-
-
-@dataclass
-class TrainingLog:
-    """The numbers that fairseq-train logs (--log-format json); after a resumption later lines replace earlier ones."""
-
-    parameters: int = 0  # of the model
-    speeds: list[float] = field(default_factory=list)  # tokens a second, of every line of training
-    epochs: list[float] = field(default_factory=list)  # tokens a second, of every epoch
-    # all that a validation logged, by the number of updates
-    valid: dict[int, dict[str, float]] = field(default_factory=dict)
-    updates: int = 0  # so far
-    wall: float = 0.0  # seconds of training so far
-    loss: str = ""  # the newest of training
-
-    @classmethod
-    def of(cls, path: Path) -> TrainingLog:
-        """Read a log; one that does not exist is empty."""
-        log = cls()
-        with reading(path, "a log of fairseq-train", "delete it"):
-            for line in read_lines(path, "drop") if path.exists() else ():
-                log.read(line)
-        return log
-
-    def read(self, line: str) -> None:
-        """Add the numbers in one line of the log, if there are any."""
-        if match := PARAMETERS.search(line):
-            self.parameters = int(match[1].replace(",", ""))
-        if (match := LOG_LINE.search(line)) is None:
-            return
-        part, values = match[1], parse_json(match[2], dict[str, float | str | None])
-        if part == "train_inner":
-            self.speeds.append(float(values["wps"]))
-            self.updates, self.wall = int(values["num_updates"]), float(values.get("wall", 0.0))
-            self.loss = str(values["loss"])
-        elif part == "train":  # an epoch's end
-            self.epochs.append(float(values["train_wps"]))
-        else:
-            updates = int(values[f"{part}_num_updates"])
-            found = {name: float(value) for name, value in values.items() if name != "epoch"}
-            self.valid.setdefault(updates, {}).update(found)
-
-    @property
-    def speed(self) -> int:
-        """Tokens a second in the median."""
-        return round(statistics.median(self.speeds or self.epochs or [0.0]))

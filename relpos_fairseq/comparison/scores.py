@@ -93,6 +93,7 @@ METRICS = {
     for metric in (
         Metric("exact match", share),
         Metric("accuracy", share),
+        Metric("question F1", share),  # the mean of what SQuAD's script gives each question
         Metric("BLEU", bleu),
         Metric("chrF", chrf),
         Metric("perplexity", perplexity, higher=False, digits=3, limits=(1.0, inf)),

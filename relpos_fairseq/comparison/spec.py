@@ -20,8 +20,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import TypedDict
 
-from relpos_fairseq.comparison.tasks import make_task
 from relpos_fairseq.comparison.tasks.base import Task
+from relpos_fairseq.comparison.tasks.registry import make_task
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import of_type, read_yaml
 

@@ -147,7 +147,7 @@ def summarise_task(label: str, results: list[dict], spec: Spec) -> TaskSummary:
         raise UserError(f"results of {label} are of different data: remove those that are old")
     schemes = {name: {r["seed"]: r for r in results if r["scheme"] == name} for name in spec.schemes}
     schemes = {name: dict(sorted(runs.items())) for name, runs in schemes.items() if runs}
-    first = results[0]
+    first, sets = results[0], spec.tasks[label].sets()
     train = first["settings"]["train"]
     common = {k: v for k, v in train.items() if all(r["settings"]["train"].get(k) == v for r in results)}
     return TaskSummary(
@@ -156,12 +156,12 @@ def summarise_task(label: str, results: list[dict], spec: Spec) -> TaskSummary:
         unit=first["unit"],
         tables=[
             table_of(name, METRICS[metric], schemes, spec)
-            for name, scored in first["sets"].items()
-            for metric in scored["statistics"]
+            for name in sets
+            for metric in first["sets"][name]["statistics"]
         ],
         costs={name: cost_of(list(runs.values())) for name, runs in schemes.items()},
         curves={name: curve_of(list(runs.values())) for name, runs in schemes.items()},
-        lengths={name: by_length(list(runs.values())) for name, runs in schemes.items()},
+        lengths={name: by_length(list(runs.values()), sets) for name, runs in schemes.items()},
         data=first["data"],
         settings={**first["settings"]["task"], **common},
     )
@@ -234,12 +234,13 @@ def curve_of(results: list[dict]) -> Points:
     return [(updates, mean(curve[updates] for curve in curves)) for updates in sorted(common)]
 
 
-def by_length(results: list[dict]) -> Points:
-    """Return the mean over seeds of the first metric by length, of the examples of all test sets."""
-    sets = results[0]["sets"].values()
-    metric = METRICS[next(iter(next(iter(sets))["statistics"]))]
-    lengths = np.concatenate([unpack(one["lengths"]) for one in sets])
-    rows = [[unpack(one["statistics"][metric.name]) for one in result["sets"].values()] for result in results]
+def by_length(results: list[dict], sets: tuple[str, ...]) -> Points:
+    """Return the mean over seeds of the first set's first metric by length, of all sets that have it."""
+    first = results[0]["sets"]
+    metric = METRICS[next(iter(first[sets[0]]["statistics"]))]
+    having = [name for name in sets if metric.name in first[name]["statistics"]]
+    lengths = np.concatenate([unpack(first[name]["lengths"]) for name in having])
+    rows = [[unpack(result["sets"][name]["statistics"][metric.name]) for name in having] for result in results]
     rows = np.stack([np.concatenate(one) for one in rows])
     edges = np.unique(lengths)
     if len(edges) > 2 * BINS:

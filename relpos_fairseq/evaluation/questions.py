@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict
 
+import numpy as np
 import torch
 from fairseq import checkpoint_utils, utils
 
@@ -192,6 +193,19 @@ def answer_batch(model, task, dataset, batch: list[int]) -> list[tuple[int, Pred
     logits = span_logits(model, sample, task.cfg.span_head_name)
     indices = [asked.index for asked in sample["asked"]]
     return list(zip(indices, predictions(sample, logits, task.options), strict=True))
+
+
+def example_scores(model, task, dataset) -> np.ndarray:
+    """Return every question's exact match and F1, 0 to 1, and the tokens of its article and question: (N, 3)."""
+    found = []
+    with torch.no_grad():
+        for batch in grouped(dataset.ordered_indices().tolist(), dataset, MAX_TOKENS):
+            found += answer_batch(model, task, dataset, batch)
+    asked, rows = dataset.encoded.questions, np.zeros((len(found), 3))
+    for index, prediction in found:
+        scored, _ = score_question(asked[index], prediction, dataset)
+        rows[index] = scored.exact, scored.f1, dataset.size(index)
+    return rows
 
 
 def grouped(order: Sequence[int], dataset, max_tokens: int) -> list[list[int]]:

@@ -21,7 +21,7 @@ from conftest import ROOT
 
 from relpos_fairseq.cli.main import main as relpos
 from relpos_fairseq.comparison import run as run_module
-from relpos_fairseq.comparison import scheduling
+from relpos_fairseq.comparison import scheduling, training
 from relpos_fairseq.comparison.scheduling import Comparison
 from relpos_fairseq.comparison.spec import make_spec
 from relpos_fairseq.io.errors import BusyError, ToolError
@@ -283,11 +283,11 @@ def test_cut_checkpoints_are_not_resumed(tmp_path):
     import torch
 
     torch.save({"a": torch.zeros(1000)}, tmp_path / "checkpoint_last.pt")
-    assert run_module.resumable(tmp_path)
+    assert training.resumable(tmp_path)
     whole = (tmp_path / "checkpoint_last.pt").read_bytes()
     (tmp_path / "checkpoint_best.pt").write_bytes(whole[:-30])
-    assert not run_module.resumable(tmp_path)
-    assert not run_module.resumable(tmp_path / "none")
+    assert not training.resumable(tmp_path)
+    assert not training.resumable(tmp_path / "none")
 
 
 def test_a_full_disk_is_named(tmp_path, monkeypatch):

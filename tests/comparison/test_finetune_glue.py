@@ -26,7 +26,6 @@ from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
 from relpos_fairseq.comparison import scheduling
 from relpos_fairseq.comparison.protocols import PROTOCOLS, Result, average_score, metrics_cell, summarise, updates_of
 from relpos_fairseq.comparison.results import ResultStore
-from relpos_fairseq.comparison.run import TrainingLog
 from relpos_fairseq.comparison.scores import METRICS
 from relpos_fairseq.comparison.spec import read_spec
 from relpos_fairseq.comparison.tasks import base
@@ -41,6 +40,7 @@ from relpos_fairseq.comparison.tasks.glue import (
     statistics_of,
     takes_any_length,
 )
+from relpos_fairseq.comparison.training import TrainingLog
 from relpos_fairseq.config import resolve
 from relpos_fairseq.io.errors import ToolError
 from relpos_fairseq.models.configs import RelPosRobertaConfig

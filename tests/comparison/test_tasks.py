@@ -11,8 +11,8 @@ import pytest
 from sacrebleu.metrics import BLEU
 
 from relpos_fairseq.comparison.scores import METRICS
-from relpos_fairseq.comparison.tasks import kinds, make_task
 from relpos_fairseq.comparison.tasks.encoder_decoder import scan_commands
+from relpos_fairseq.comparison.tasks.registry import kinds, make_task
 
 NO_FLAGS = {"train": {}, "generate": {}}
 

@@ -129,9 +129,16 @@ class Task:
                 print(f"data of {self.label}: {folder}", flush=True)
                 with atomic_folder(folder) as partial:
                     self.make(partial)
-                    text = partial / ("raw" if (partial / "raw").is_dir() else "bin")
-                    write_json(partial / "data.json", {"sha256": sha256_of(text)})
+                    write_json(partial / "data.json", {"sha256": self.hash_data(partial)})
         return folder
+
+    def hash_data(self, folder: Path) -> str:
+        """Return a hash of the data in a folder: of the text, where it is kept."""
+        return sha256_of(folder / ("raw" if (folder / "raw").is_dir() else "bin"))
+
+    def checkpoints(self, workspace: Workspace) -> list[Path]:
+        """Return the folders that hold models when a run has ended."""
+        return [workspace.checkpoints]
 
     def flags(self, scheme: dict, seed: int) -> dict:
         """Return all flags of fairseq-train but those that name folders."""
@@ -149,6 +156,7 @@ class Workspace:
     data: Path  # the folder of the task's data
     folder: Path  # the run's own
     threads: int = 1  # to compute with
+    seed: int = 1  # of the training
 
     @property
     def checkpoints(self) -> Path:

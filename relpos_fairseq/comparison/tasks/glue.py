@@ -16,9 +16,11 @@ import numpy as np
 
 from relpos_fairseq.comparison import scores
 from relpos_fairseq.comparison.protocols import BATCH_SIZE, METRIC_NAMES, PROTOCOLS, WARMUP, Protocol, updates_of
+from relpos_fairseq.comparison.scores import Packed, pack, unpack
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, kind
 from relpos_fairseq.comparison.tasks.classification import logits_of
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import write_json
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.preparation.glue_tasks import TASKS
 
@@ -123,6 +125,10 @@ class FineTuning(Task):
         """Return the folder that fairseq-train reads."""
         return self.data
 
+    def dictionary(self) -> Path:
+        """Return the file of the symbols that the data have."""
+        return self.folder() / "dict.txt"
+
     def make(self, folder: Path) -> None:
         os.symlink(self.folder().absolute(), folder / "bin", target_is_directory=True)
 
@@ -196,6 +202,9 @@ class Glue(FineTuning):
 
     def folder(self) -> Path:
         return self.data / self.name
+
+    def dictionary(self) -> Path:
+        return self.folder() / "input0" / "dict.txt"
 
     def inputs(self) -> list[Path]:
         return [self.folder()]
@@ -319,3 +328,28 @@ def count_windows(data: Path, cut: tuple[tuple[str, object], ...]) -> int:
         setattr(config, name, type(getattr(config, name))(value))
     task = QuestionAnsweringTask.setup_task(config)
     return len(task.read_dataset(split_of(data, "train"), training=True))
+
+
+@kind("questions")
+@dataclass(frozen=True, kw_only=True)
+class AnsweredQuestions(Questions):
+    """A folder of `relpos prepare qa`, whose `valid` questions are answered when the training has ended."""
+
+    test_sets: ClassVar[tuple[str, ...]] = ("valid",)
+
+    def score(self, name: str, workspace: Workspace) -> Scored:
+        """Answer every question; F1 and exact match are those of SQuAD's script."""
+        place = workspace.folder / f"{name}-answers.json"
+
+        def answers() -> None:
+            from relpos_fairseq.evaluation import questions
+
+            model, task = workspace.load()
+            dataset = task.read_dataset(split_of(self.data, name))
+            write_json(place, pack(questions.example_scores(model, task, dataset)), renews=True)
+
+        workspace.in_child(name, answers)
+        exact, f1, words = unpack(read_json(place, Packed)).T
+        whole = np.ones(len(exact))
+        rows = {"question F1": np.stack([f1, whole], 1), "exact match": np.stack([exact, whole], 1)}
+        return Scored(words.astype(int), rows)
