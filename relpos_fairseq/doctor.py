@@ -6,10 +6,8 @@ import importlib
 import logging
 import os
 import platform
-import re
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from relpos_fairseq.attention.native import build
 from relpos_fairseq.attention.triton import call_signature, selftest, selftest_cache
 from relpos_fairseq.benchmarks.candidates import SchemeCandidate
 from relpos_fairseq.benchmarks.workload import AttentionSetting, schemes_for
-from relpos_fairseq.io import packages
+from relpos_fairseq.io import packages, processor
 from relpos_fairseq.version import __version__
 
 SETS = ("sse4_2", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
@@ -81,13 +79,9 @@ def _optional() -> Line:
 
 
 def _processor() -> Line:
-    text = ""
-    with suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(errors="replace").split("\n\n")[0]
-    name = re.search(r"model name\s*: (.*)", text)
-    flags = set(re.findall(r"\w+", text))
-    has = [each for each in SETS if each in flags]
-    said = f"{name[1] if name else platform.machine()}, {os.cpu_count()} CPUs, {' '.join(has)}"
+    abilities = processor.abilities()
+    has = [each for each in SETS if each in abilities]
+    said = f"{processor.name()}, {os.cpu_count()} CPUs, {' '.join(has)}"
     asked = os.environ.get("RELPOS_ISA")
     return "processor", said + (f"; RELPOS_ISA={asked}" if asked else ""), False
 

@@ -22,6 +22,7 @@ import torch
 from torch.utils.benchmark import timer
 
 from relpos_fairseq.benchmarks.workload import Options
+from relpos_fairseq.io import processor
 from relpos_fairseq.io.files import atomic_path, write_text
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.io.reading import reading
@@ -325,17 +326,9 @@ def machine(device: torch.device, threads: int) -> str:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
-        name = f"{_processor_name()}, {threads} threads"
+        name = f"{processor.name()}, {threads} threads"
     today = datetime.date.today().isoformat()
     return f"{name}; Python {platform.python_version()}, torch {torch.__version__}; {today}"
-
-
-def _processor_name() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        return next(ln.split(":")[1].strip() for ln in text.splitlines() if "model name" in ln)
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def versions(names: Sequence[str]) -> str:

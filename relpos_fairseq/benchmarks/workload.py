@@ -16,6 +16,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention import BACKENDS
 from relpos_fairseq.attention.native.build import X86
+from relpos_fairseq.io import processor
 from relpos_fairseq.io.child import command_of
 from relpos_fairseq.options import CLIP_DISTANCE
 from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
@@ -226,21 +227,12 @@ def check_instruction_set(name: str) -> None:
     needed = SETS[name][1]
     if needed and platform.machine().lower() not in X86:
         raise ValueError(f"--isa {name} is a set of x86 processors, this is {platform.machine()}")
-    lacking = [ability for ability in needed if ability not in abilities()]
+    lacking = [ability for ability in needed if ability not in processor.abilities()]
     if lacking:
         raise ValueError(
             f"--isa {name} needs {', '.join(lacking)}, which this processor has not: use --isa "
             f"{'sse2' if name == 'avx2' else 'native'}"
         )
-
-
-def abilities() -> set[str]:
-    """Return the processor's abilities as Linux names them."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return set()
-    return {word for line in text.splitlines() if line.startswith("flags") for word in line.split()}
 
 
 def instruction_sets_in_use() -> str:

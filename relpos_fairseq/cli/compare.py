@@ -52,6 +52,7 @@ class Compare:
     )
     keep_models: bool = flag("keep each run's checkpoint")
     any_code: bool = flag("count results of other versions of the code")
+    seeds: str = option("", "seeds in place of the file's, say 101,102: are they where the file's put a further one?")
 
     def run(self, argv: Sequence[str]) -> int:
         given = vars(self).copy()

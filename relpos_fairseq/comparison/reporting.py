@@ -20,18 +20,28 @@ if TYPE_CHECKING:
     from relpos_fairseq.comparison.statistics import Estimate
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
-SCORE_HEADERS = ("scheme", "seeds", "mean [95 %]", "difference [95 %]", "p", "Holm", "detectable", "within")
+SCORE_HEADERS = (
+    "scheme",
+    "seeds",
+    "mean [95 %]",
+    "a further seed",
+    "difference [95 %]",
+    "p",
+    "Holm",
+    "detectable",
+    "within",
+)
 DIFFERENCE = SCORE_HEADERS.index("difference [95 %]")  # bold where it survives Holm's correction
 COST_HEADERS = ("scheme", "parameters", "processor seconds", "tokens/s", "MB")
 READING = (
-    "Intervals: hierarchical bootstrap over seeds and examples. p: exact sign-flip permutation of "
-    "the seeds' differences, Holm: corrected within the table; **bold** is what survives at 5 %. "
-    "Detectable: the difference that so many seeds would find with a power of 80 %. Within: in how "
-    "many seeds the examples alone tell the difference, above (+) and below (-) 0, by a paired "
+    "Intervals: hierarchical bootstrap over seeds and examples. A further seed: where the score of a seed that was not "
+    "run lies, by Student's t. p: exact sign-flip permutation of the seeds' differences, Holm: corrected within the "
+    "table; **bold** is what survives at 5 %. Detectable: the difference that so many seeds would find with a power of "
+    "80 %. Within: in how many seeds the examples alone tell the difference, above (+) and below (-) 0, by a paired "
     "bootstrap: it says nothing of other seeds."
 )
 COLUMNS = (
-    *("task", "set", "metric", "scheme", "seeds", "mean", "low", "high"),
+    *("task", "set", "metric", "scheme", "seeds", "mean", "low", "high", "seed_low", "seed_high"),
     *("other", "difference", "difference_low", "difference_high", "p", "p_holm", "detectable"),
     *("seeds_above", "seeds_below", "parameters", "processor_seconds", "megabytes"),
 )
@@ -125,6 +135,7 @@ def html_page(summary: Summary) -> str:
         warnings=warnings_of(summary),
         parts=parts,
         score_headers=SCORE_HEADERS,
+        bold=DIFFERENCE,
         cost_headers=COST_HEADERS,
         made=[(row, False) for row in made_rows(summary)],
     )
@@ -149,6 +160,8 @@ def csv_text(summary: Summary) -> str:
             place = {"task": part.label, "set": table.set, "metric": table.metric.name}
             for scheme, row in table.rows.items():
                 cost, numbers = part.costs[scheme], rounded(row.estimate, "mean", "low", "high")
+                if len(row.seeds) > 1:
+                    numbers |= {"seed_low": f"{row.further.low:.6g}", "seed_high": f"{row.further.high:.6g}"}
                 numbers |= {"parameters": cost.parameters, "processor_seconds": f"{cost.seconds:.1f}"}
                 numbers |= {"megabytes": f"{cost.megabytes:.0f}"}
                 write(place, scheme=scheme, seeds=len(row.seeds), **numbers)
@@ -179,6 +192,8 @@ def caption(table: Table) -> str:
     """Return the metric and the test set of a table, as Markdown."""
     better = "higher" if table.metric.higher else "lower"
     examples = counted(table.examples, "example")
+    if table.distinct < table.examples:
+        examples += f" of {table.distinct} distinct inputs"
     return f"{table.metric.name} on {code(table.set)} ({examples}; {better} is better)"
 
 
@@ -189,11 +204,14 @@ def score_rows(table: Table, baseline: str) -> Rows:
     for scheme, row in table.rows.items():
         one = to_baseline.get(scheme)
         mean = format_number(row.estimate.mean, digits) + format_interval(row.estimate, digits)
-        rows.append(([scheme, str(len(row.seeds)), mean, *difference_cells(one, digits)], one is not None and one.sure))
+        further = format_interval(row.further, digits).strip() if len(row.seeds) > 1 else ""
+        rows.append(
+            ([scheme, str(len(row.seeds)), mean, further, *difference_cells(one, digits)], one is not None and one.sure)
+        )
     for one in table.differences:
         if one.other != baseline:
             name = f"{one.scheme} - {one.other}"
-            rows.append(([name, str(one.seeds), "", *difference_cells(one, digits)], one.sure))
+            rows.append(([name, str(one.seeds), "", "", *difference_cells(one, digits)], one.sure))
     return rows
 
 

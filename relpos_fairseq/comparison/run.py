@@ -12,6 +12,7 @@ from relpos_fairseq.comparison.scores import METRICS, pack
 from relpos_fairseq.comparison.spec import Spec
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace
 from relpos_fairseq.comparison.training import train
+from relpos_fairseq.io import processor
 from relpos_fairseq.io.files import Hashes, remove, write_json
 from relpos_fairseq.io.manifests import versions
 from relpos_fairseq.io.processes import USER_DIR, key_of
@@ -98,6 +99,7 @@ class Run:
                 "settings_key": key_of(self.settings),
                 "data": workspace.manifest()["sha256"],
                 "versions": versions(),
+                "processor": processor_in_use(),
                 "unit": self.task.unit,
                 **made["train"],
                 "sets": {name: made[f"score-{name}"] for name in self.task.sets()},
@@ -116,6 +118,15 @@ class Run:
         return scored
 
 
+def processor_in_use() -> str:
+    """Return the processor that trains here, with torch's set of instructions."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{processor.name()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
 def runs_of(spec: Spec) -> list[Run]:
     """Return all runs, seed by seed, so that an interrupted comparison has whole pairs."""
     return [
@@ -129,9 +140,11 @@ def runs_of(spec: Spec) -> list[Run]:
 def packed_scores(scored: Scored) -> dict:
     """Return scores as JSON: the value of each metric, and every example's length and statistics."""
     metrics = scored.statistics.items()
+    repeated = scored.inputs is not None and len(set(scored.inputs.tolist())) < len(scored.inputs)
     return {
         "values": {name: float(METRICS[name].value(rows.sum(0))) for name, rows in metrics},
         **scored.notes,
         "lengths": pack(scored.lengths),
+        **({"inputs": pack(scored.inputs)} if repeated else {}),
         "statistics": {name: pack(rows) for name, rows in metrics},
     }

@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 
+from relpos_fairseq.comparison.further import verdicts
 from relpos_fairseq.comparison.results import ResultStore
 from relpos_fairseq.comparison.run import Run, code_version, runs_of
-from relpos_fairseq.comparison.spec import Spec, read_spec
+from relpos_fairseq.comparison.spec import Spec, read_spec, seeds_of
 from relpos_fairseq.comparison.tasks.base import prepare_process
 from relpos_fairseq.comparison.training import TrainingLog
 from relpos_fairseq.io.errors import BusyError, ToolError, UserError
@@ -41,6 +42,7 @@ class Comparison:
     keep: bool = False
     any_code: bool = False
     fold: bool = False  # whether the results move into one file when all are there
+    published: Spec | None = None  # the specification as it is written, where other seeds were asked for
 
     def __post_init__(self) -> None:
         self.code, self.runs, self.store = code_version(), runs_of(self.spec), ResultStore(self.results)
@@ -55,6 +57,7 @@ class Comparison:
         threads: int = 1,
         keep_models: bool = False,
         any_code: bool = False,
+        seeds: str = "",
     ) -> Comparison:
         """Read a specification.
 
@@ -66,6 +69,7 @@ class Comparison:
             threads: of a run.
             keep_models: whether checkpoints stay.
             any_code: whether results of another version of the code count.
+            seeds: in place of the file's, separated by commas.
 
         Raises:
             ValueError: a number is below 1, or the file is wrong.
@@ -73,9 +77,11 @@ class Comparison:
         for name, value in (("workers", workers), ("threads", threads)):
             if value < 1:
                 raise ValueError(f"--{name} must be >= 1, got {value}")
-        found = read_spec(spec)
+        found, published = read_spec(spec), None
+        if seeds:
+            found, published = replace(found, seeds=seeds_of(as_numbers(seeds))), found
         work, results = work or Path("compare_out") / found.name, results or spec.with_suffix("")
-        return cls(found, work, results, workers, threads, keep_models, any_code, fold=True)
+        return cls(found, work, results, workers, threads, keep_models, any_code, fold=True, published=published)
 
     def folder(self, run: Run) -> Path:
         """Return the folder of a run's checkpoints, logs and outputs."""
@@ -83,10 +89,7 @@ class Comparison:
 
     def result(self, run: Run) -> dict | None:
         """Return a run's result or None; with `any_code` that of another version of the code, the newest."""
-        found = self.store.read(run.name(self.code))
-        if found is None and self.any_code:
-            return self.store.newest(run.task.label, run.scheme, run.seed, run.settings)
-        return found
+        return self.newest(run) if self.any_code else self.store.read(run.name(self.code))
 
     def durations(self) -> list[float]:
         """Return the seconds of the runs that have ended."""
@@ -118,7 +121,21 @@ class Comparison:
             print(f"failed: {title}: {reason}", flush=True)
         if self.fold and not self.missing():
             self.store.fold()
+        if self.published:
+            print("\n".join(self.compared()), flush=True)
         return 1 if failed else 0
+
+    def compared(self) -> list[str]:
+        """Return a line for each run: whether its scores lie where the seeds of the file put a further one."""
+        known = [(run, self.newest(run)) for run in runs_of(self.published)]
+        made = [(run, self.result(run)) for run in self.runs]
+        return list(verdicts([one for one in made if one[1]], [one for one in known if one[1]]))
+
+    def newest(self, run: Run) -> dict | None:
+        """Return a run's result, of whatever version of the code, or None."""
+        return self.store.read(run.name(self.code)) or self.store.newest(
+            run.task.label, run.scheme, run.seed, run.settings
+        )
 
     def prepare(self, runs: list[Run]) -> None:
         """Import modules that runs need, and prepare the runs' data."""
@@ -150,6 +167,14 @@ class Comparison:
         """Return why a run's last attempt failed, or None."""
         path = self.folder(run) / FAILED
         return path.read_text(encoding="utf-8").strip() if path.exists() else None
+
+
+def as_numbers(text: str) -> list[int]:
+    """Return the numbers of `--seeds`, separated by commas."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--seeds takes whole numbers separated by commas, say 101,102, got {text!r:.40}") from None
 
 
 class ProcessPool:

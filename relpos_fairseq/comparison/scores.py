@@ -27,6 +27,7 @@ class Metric:
     higher: bool = True  # whether a higher score is better
     digits: int = 1  # decimals in tables
     limits: tuple[float, float] = (0.0, 100.0)  # the least and the largest possible score
+    counts: bool = False  # whether it is the share of examples that are right, which moves in steps of one example
 
 
 def share(sums: np.ndarray) -> np.ndarray:
@@ -91,8 +92,8 @@ def correlation(sums: np.ndarray) -> np.ndarray:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("exact match", share),
-        Metric("accuracy", share),
+        Metric("exact match", share, counts=True),
+        Metric("accuracy", share, counts=True),
         Metric("question F1", share),  # the mean of what SQuAD's script gives each question
         Metric("BLEU", bleu),
         Metric("chrF", chrf),
@@ -108,6 +109,20 @@ METRICS = {
 def matches(right: Sequence[bool]) -> np.ndarray:
     """Return the statistics (N, 2) of examples that are right or wrong."""
     return np.stack([np.asarray(right, np.int64), np.ones(len(right), np.int64)], 1)
+
+
+def same_inputs(inputs: Sequence[str]) -> np.ndarray:
+    """Return the number of the first equal input for every one (N,): those with one number are one example."""
+    first: dict[str, int] = {}
+    return np.array([first.setdefault(one, number) for number, one in enumerate(inputs)])
+
+
+def by_input(rows: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+    """Return the sums of statistics (N, K) over the examples of each distinct input, in their order."""
+    _, places = np.unique(inputs, return_inverse=True)
+    sums = np.zeros((places.max() + 1, rows.shape[1]))
+    np.add.at(sums, places, rows)
+    return sums
 
 
 def of_translations(system: list[str], reference: list[str], bleu: BLEU) -> dict[str, np.ndarray]:

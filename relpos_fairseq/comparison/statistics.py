@@ -3,10 +3,12 @@
 Runs are paired by seed: the same seed gives the same order of the data and the same initial values
 of all parameters that two schemes share. The test set is common to all seeds.
 
-- Interval: hierarchical bootstrap over seeds and examples.  A bootstrap of few seeds is too narrow,
+- Interval of a mean: hierarchical bootstrap over seeds and examples.  A bootstrap of few seeds is too narrow,
   by √(n/(n-1)) and by Student's t in place of the normal distribution; the part of each deviation
   that seeds make is widened by that factor (Hesterberg 2015, "What teachers should know about the
   bootstrap").
+- Interval of a next seed: Student's t.  `examples/comparison/coverage.py` holds both against seeds that were left out.
+- Seeds that agree are not known to agree always: deviations count as at least one example in one of the seeds.
 - Test: exact sign-flip permutation of the seeds' differences; Holm's correction over a table.
 - Within one seed: paired bootstrap over examples (Koehn 2004), another question.
 """
@@ -14,7 +16,7 @@ of all parameters that two schemes share. The test set is common to all seeds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 from scipy.stats import norm, t
@@ -54,26 +56,47 @@ def resample(examples: int, draws: int, generator: np.random.Generator) -> np.nd
     return generator.multinomial(examples, np.full(examples, 1 / examples), draws).astype(float)
 
 
-def interval(whole: np.ndarray, drawn: np.ndarray, generator: np.random.Generator, level: float = 0.95) -> Estimate:
+def next_seed(whole: np.ndarray, step: float = 0.0, level: float = 0.95) -> Estimate:
+    """Return the mean over seeds, with the interval that holds the score of a further seed.
+
+    Args:
+        whole: (S,) scores.
+        step: what one example changes.
+        level: of the interval; one seed has none.
+    """
+    seeds, mean = len(whole), float(whole.mean())
+    if seeds == 1:
+        return Estimate(mean, -inf, inf)
+    deviation = max(whole.std(ddof=1), step / sqrt(seeds))
+    half = float(t.ppf((1 + level) / 2, seeds - 1) * deviation * sqrt(1 + 1 / seeds))
+    return Estimate(mean, mean - half, mean + half)
+
+
+def interval(
+    whole: np.ndarray, drawn: np.ndarray, generator: np.random.Generator, step: float = 0.0, level: float = 0.95
+) -> Estimate:
     """Return the mean over seeds, with its hierarchical bootstrap interval.
 
     Args:
         whole: (S,) scores, or differences of scores, on all examples.
         drawn: (S, B) likewise on resamples of the examples, the same ones for all seeds.
         generator: draws the seeds.
+        step: what one example changes.
         level: of the interval.
     """
     seeds, draws = drawn.shape
+    tail, least = (1 + level) / 2, 0.0
     examples = drawn.mean(0) - whole.mean()
     if seeds == 1:
         deviations = examples
     else:
         counts = resample(seeds, draws, generator) / seeds  # (B, S)
         of_seeds = np.einsum("bs,sb->b", counts - 1 / seeds, drawn)
-        tail = (1 + level) / 2
+        least = t.ppf(tail, seeds - 1) * step / seeds  # of deviations of one example in one seed
         wider = sqrt(seeds / (seeds - 1)) * t.ppf(tail, seeds - 1) / norm.ppf(tail)
         deviations = wider * of_seeds + examples
-    low, high = np.quantile(deviations, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(deviations, [1 - tail, tail])
+    low, high = min(low, -least), max(high, least)
     return Estimate(float(whole.mean()), float(whole.mean() + low), float(whole.mean() + high))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from relpos_fairseq.comparison import statistics
 from relpos_fairseq.comparison.run import Run
-from relpos_fairseq.comparison.scores import METRICS, Metric, unpack
+from relpos_fairseq.comparison.scores import METRICS, Metric, by_input, unpack
 from relpos_fairseq.comparison.spec import Spec
 from relpos_fairseq.comparison.statistics import Estimate
 from relpos_fairseq.io.errors import UserError
@@ -30,6 +30,7 @@ class Row:
     whole: np.ndarray  # (S,) of every seed on all examples
     drawn: np.ndarray  # (S, B) of every seed on resamples of the examples
     estimate: Estimate  # the mean over seeds
+    further: Estimate  # the score of a further seed
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Table:
     set: str
     metric: Metric
     examples: int
+    distinct: int  # how many inputs of the examples are distinct
     rows: dict[str, Row]
     differences: list[Difference] = field(default_factory=list)
 
@@ -172,25 +174,39 @@ def table_of(name: str, metric: Metric, schemes: dict[str, dict[int, dict]], spe
     generator = np.random.default_rng(0)
     rows, weights = {}, None
     for scheme, runs in schemes.items():
-        examples = np.stack([unpack(r["sets"][name]["statistics"][metric.name]) for r in runs.values()])
+        examples = np.stack([statistics_of(run["sets"][name], metric) for run in runs.values()])
         if weights is None:
             weights = statistics.resample(examples.shape[1], statistics.DRAWS, generator)
-        whole = metric.value(examples.sum(1))
+        whole, step = metric.value(examples.sum(1)), 100 / examples.shape[1] if metric.counts else 0.0
         drawn = statistics.draws_of(metric, examples, weights)
-        estimate = statistics.interval(whole, drawn, generator).within(*metric.limits)
-        rows[scheme] = Row(list(runs), whole, drawn, estimate)
-    table = Table(name, metric, weights.shape[1], rows)
+        estimate = statistics.interval(whole, drawn, generator, step).within(*metric.limits)
+        further = statistics.next_seed(whole, step).within(*metric.limits)
+        rows[scheme] = Row(list(runs), whole, drawn, estimate, further)
+    first = next(iter(next(iter(schemes.values())).values()))["sets"][name]
+    table = Table(name, metric, first["lengths"]["shape"][0], weights.shape[1], rows)
     pairs = [(one, other) for one, other in spec.pairs if one in rows and other in rows]
     span = metric.limits[1] - metric.limits[0]
-    found = [difference(one, other, rows, len(pairs), span, generator) for one, other in pairs]
+    found = [difference(one, other, rows, len(pairs), span, step, generator) for one, other in pairs]
     found = [one for one in found if one is not None]
     holm = statistics.holm([one.p for one in found])
     table.differences = [replace(one, holm=p) for one, p in zip(found, holm, strict=True)]
     return table
 
 
+def statistics_of(scored: dict, metric: Metric) -> np.ndarray:
+    """Return a metric's statistics (N, K) of every distinct input of a test set."""
+    rows = unpack(scored["statistics"][metric.name])
+    return by_input(rows, unpack(scored["inputs"])) if "inputs" in scored else rows
+
+
 def difference(
-    scheme: str, other: str, rows: dict[str, Row], comparisons: int, span: float, generator: np.random.Generator
+    scheme: str,
+    other: str,
+    rows: dict[str, Row],
+    comparisons: int,
+    span: float,
+    step: float,
+    generator: np.random.Generator,
 ) -> Difference | None:
     """Compare two schemes on the seeds that both have; None where there are none.
 
@@ -200,6 +216,7 @@ def difference(
         rows: the scores, by scheme.
         comparisons: how many the table has.
         span: the largest possible difference.
+        step: what one example changes.
         generator: draws the seeds.
     """
     first, second = rows[scheme], rows[other]
@@ -213,7 +230,7 @@ def difference(
         scheme,
         other,
         len(common),
-        statistics.interval(whole, drawn, generator).within(-span, span),
+        statistics.interval(whole, drawn, generator, step).within(-span, span),
         p,
         p,
         statistics.detectable(whole, comparisons),

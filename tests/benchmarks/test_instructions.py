@@ -13,6 +13,7 @@ import pytest
 from helpers.commands import relpos
 from relpos_fairseq.attention import native
 from relpos_fairseq.benchmarks import workload
+from relpos_fairseq.io import processor
 from relpos_fairseq.io.child import command_of
 
 X86 = workload.platform.machine().lower() in workload.X86
@@ -28,7 +29,7 @@ def test_the_other_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "run",
         lambda words, env, check: started.append((words, env)) or SimpleNamespace(returncode=-11),
     )
-    monkeypatch.setattr(workload, "abilities", lambda: {"avx2", "fma", "bmi2", "sse4_2"})
+    monkeypatch.setattr(processor, "abilities", lambda: {"avx2", "fma", "bmi2", "sse4_2"})
     monkeypatch.setattr(workload.platform, "machine", lambda: "x86_64")
     for variable in workload.VARIABLES:
         monkeypatch.setenv(variable, "left over")
@@ -48,7 +49,7 @@ def test_the_other_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_set_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     """Its first instruction would end the process without a word."""
-    monkeypatch.setattr(workload, "abilities", lambda: {"sse4_2", "avx2"})
+    monkeypatch.setattr(processor, "abilities", lambda: {"sse4_2", "avx2"})
     monkeypatch.setattr(workload.platform, "machine", lambda: "x86_64")
     assert relpos("benchmark", "attention", "--isa", "avx2", *TINY) == 2
     assert "--isa avx2 needs fma, bmi2, which" in capsys.readouterr().err

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from conftest import ROOT
@@ -23,7 +24,9 @@ from relpos_fairseq.cli.main import main as relpos
 from relpos_fairseq.comparison import run as run_module
 from relpos_fairseq.comparison import scheduling, training
 from relpos_fairseq.comparison.scheduling import Comparison
+from relpos_fairseq.comparison.scores import pack, same_inputs, unpack
 from relpos_fairseq.comparison.spec import make_spec
+from relpos_fairseq.comparison.tasks.base import Scored
 from relpos_fairseq.io.errors import BusyError, ToolError
 from relpos_fairseq.io.files import write_json
 from relpos_fairseq.io.processes import Fork, in_fork
@@ -65,10 +68,6 @@ def environment() -> dict[str, str]:
 
 def fake_results(comparison: Comparison) -> None:
     """Write results as if every run had been made."""
-    import numpy as np
-
-    from relpos_fairseq.comparison.tasks.base import Scored
-
     for number, run in enumerate(comparison.runs):
         generator = np.random.default_rng(number)
         level = 0.3 + 0.5 * (run.scheme != "none")
@@ -86,6 +85,7 @@ def fake_results(comparison: Comparison) -> None:
             "code": comparison.code,
             "settings": run.settings,
             "versions": {"numpy": "2"},
+            "processor": "Pen and Paper, AVX512",
             "unit": "symbols",
             "parameters": 1234,
             "tokens_per_second": 100,
@@ -183,6 +183,59 @@ def test_results_of_other_code_count_if_asked(tmp_path, capsys):
     assert relpos(["compare", "status", str(spec), "--any-code"]) == 0
     write(spec, {**content, "train": {"lr": 0.5}})
     assert relpos(["compare", "status", str(spec), "--any-code"]) == 1
+
+
+def test_seeds_of_a_stranger_lie_where_the_others_put_them(tmp_path, capsys):
+    """`--seeds` makes runs of other seeds only, and says of each where the file's put it, and who ran them."""
+    content = {"seeds": 6, "schemes": ["none", "t5"], "tasks": {"copying": SMALL["tasks"]["copying"]}}
+    spec = write(tmp_path / "small.yaml", content)
+    fake_results(Comparison.of(spec))
+    other = Comparison.of(spec, seeds="101,102")
+    assert [run.seed for run in other.runs] == [101, 101, 102, 102] and len(other.missing()) == 4
+    fake_results(other)
+    worst = other.store.path(other.runs[3].name(other.code))
+    made = json.loads(worst.read_text())
+    for scored in made["sets"].values():
+        scored["statistics"]["exact match"] = pack(np.stack([np.zeros(60, int), np.ones(60, int)], 1))
+    write_json(worst, made, renews=True)
+    assert relpos(["compare", "run", str(spec), "--seeds", "101,102"]) == 0
+    lines = capsys.readouterr().out.splitlines()[-4:]
+    assert [line.split(":")[0] for line in lines] == [run.title for run in other.runs]
+    for line in lines[:3]:
+        assert line.count("within [") == 2 and "OUTSIDE" not in line
+    assert lines[3].count("exact match 0.0, OUTSIDE [") == 2
+    assert all(line.endswith("(on Pen and Paper, AVX512; 6 seeds on Pen and Paper, AVX512)") for line in lines)
+    assert not Comparison.of(spec).missing()
+    alone = write(tmp_path / "alone.yaml", {**content, "seeds": [7]})
+    fake_results(Comparison.of(alone, seeds="8"))
+    assert "and 0 seeds to compare it with (on Pen" in Comparison.of(alone, seeds="8").compared()[0]
+    for text in ("1,a", "", "0", "3,3"):
+        if text:
+            assert relpos(["compare", "run", str(spec), "--seeds", text]) == 2
+    assert "--seeds takes whole numbers separated by commas, say 101,102, got '1,a'" in capsys.readouterr().err
+
+
+def test_equal_inputs_are_one_example(tmp_path, capsys):
+    """Twenty copies of three inputs have the intervals of three examples, and the report says so."""
+    content = {"seeds": 6, "schemes": ["none", "t5"], "tasks": {"copying": SMALL["tasks"]["copying"]}}
+    found = {}
+    for name, copies in (("once", 1), ("often", 20)):
+        spec = write(tmp_path / f"{name}.yaml", content)
+        comparison = Comparison.of(spec)
+        fake_results(comparison)
+        for path in comparison.store.files():
+            made = json.loads(path.read_text())
+            for scored in made["sets"].values():
+                right = unpack(scored["statistics"]["exact match"])[:3].repeat(copies, 0).astype(int)
+                scored["statistics"]["exact match"] = pack(right)
+                scored["lengths"] = pack(np.arange(3).repeat(copies))
+                if copies > 1:
+                    scored["inputs"] = pack(same_inputs([f"prompt {n}" for n in np.arange(3).repeat(copies)]))
+            write_json(path, made, renews=True)
+        assert relpos(["compare", "report", str(spec)]) == 0
+        found[name] = (tmp_path / name / "report.csv").read_text()
+    assert found["once"] == found["often"]
+    assert "(60 examples of 3 distinct inputs; higher is better)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("width", [390, 1280])

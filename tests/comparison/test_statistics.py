@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from itertools import product
 
 import numpy as np
@@ -10,6 +11,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from scipy.stats import pearsonr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
+from helpers import ROOT
 from relpos_fairseq.comparison import scores, statistics
 from relpos_fairseq.comparison.scores import METRICS
 
@@ -115,6 +117,42 @@ def test_by_simulation(of_seeds):
     assert 0.93 <= covered / rounds and 0.93 <= covered_difference / rounds
     assert false / rounds <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / rounds)
     assert found / rounds > (0.1 if of_seeds > 0.1 else 0.5)
+
+
+@pytest.mark.parametrize("seeds", [3, 6, 9])
+def test_a_further_seed_lies_where_it_is_said_to(seeds):
+    """Of normal scores 95 % do."""
+    drawn = np.random.default_rng(seeds).normal(50, 10, (2000, seeds + 1))
+    inside = [one.low <= row[-1] <= one.high for row in drawn for one in [statistics.next_seed(row[:-1])]]
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.015)
+    assert statistics.next_seed(np.array([3.0])).high == np.inf
+
+
+def test_seeds_that_agree_do_not_fix_the_next():
+    """One example in one seed is the least deviation; measured scores have no such step."""
+    whole = np.full(9, 100.0)
+    further = statistics.next_seed(whole, step=5.0)
+    assert 100 - further.low == pytest.approx(2.306 * 5 / 3 * np.sqrt(10 / 9), rel=1e-3)
+    alone = statistics.interval(whole, np.full((9, 50), 100.0), np.random.default_rng(0), step=5.0)
+    assert 100 - alone.low == pytest.approx(2.306 * 5 / 9, rel=1e-3)
+    assert (
+        statistics.next_seed(whole).low
+        == 100
+        == statistics.interval(whole, whole[:, None], np.random.default_rng(0)).low
+    )
+
+
+def test_intervals_hold_of_seeds_that_were_left_out():
+    """On the committed exact matches, most of which lie at 0 or 100; the whole table: examples/comparison/README.md."""
+    path = ROOT / "examples" / "comparison" / "coverage.py"
+    module = runpy.run_path(str(path))
+    some = [one for one in module["cells"](path.parent) if one[0].name == "exact match" and len(one[1]) == 6]
+    assert len(some) >= 40
+    found = module["coverage"](some)
+    printed = "a further seed: t, at least one example (reports)"
+    for place in ("near 0 or 100", "partly near", "between"):
+        assert found[printed, place][1] >= 92, (place, found[printed, place])
+    assert found["a further seed: the interval of the mean", "near 0 or 100"][1] < 90
 
 
 def test_intervals_end_where_scores_do():

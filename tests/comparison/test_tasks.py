@@ -67,7 +67,9 @@ def test_scan_splits_by_length(cutoff):
 )
 def test_prompts_and_answers(kind, options, expected):
     made = task(kind, longest=5, beyond=9, examples=300, each=3, symbols=4, **options).lines()
-    assert len(made["train"]) == 300 and len(made["inside"]) == 15 and len(made["longer"]) == 12
+    each = 1 if kind == "power" else 3  # a^n is one prompt of each length
+    assert len(made["train"]) == 300 and len(made["inside"]) == 5 * each and len(made["longer"]) == 4 * each
+    assert all(len(set(made[name])) == len(made[name]) for name in ("valid", "inside", "longer"))
     for name, lines in made.items():
         lengths = set()
         for line in lines:

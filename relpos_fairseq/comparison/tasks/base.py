@@ -61,6 +61,7 @@ class Scored:
     lengths: np.ndarray  # (N,) of the examples, in `Task.unit`
     statistics: dict[str, np.ndarray]  # metric to (N, K), which `scores.METRICS` sums up
     notes: dict = field(default_factory=dict)  # other numbers of the run
+    inputs: np.ndarray | None = None  # (N,) `scores.same_inputs`; None: all are distinct
 
 
 @dataclass(frozen=True, kw_only=True)

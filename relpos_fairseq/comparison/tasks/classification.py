@@ -17,6 +17,7 @@ from relpos_fairseq.comparison import scores
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, binarise, device, kind, write_lines
 from relpos_fairseq.evaluation.classification import Classifier
 from relpos_fairseq.io.files import atomic_path
+from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.reading import reading
 
 SPECIAL = 2  # tokens of an input besides its symbols: the first and the last
@@ -83,7 +84,8 @@ class Labels(Task):
         split = f"test{self.sets().index(name) or ''}"
         logits, targets, lengths = logits_of(workspace, name, split)
         right = logits.argmax(1) == targets
-        return Scored(lengths - SPECIAL, {"accuracy": scores.matches(right)})
+        inputs = scores.same_inputs(list(read_lines(workspace.data / "raw" / f"{name}.input0")))
+        return Scored(lengths - SPECIAL, {"accuracy": scores.matches(right)}, inputs=inputs)
 
 
 def logits_of(workspace: Workspace, name: str, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -80,7 +80,9 @@ class Pairs(Task):
         system = self.plain(read_system(workspace.folder / log, len(references)), workspace)
         write_text(workspace.folder / f"{name}.txt", "".join(f"{line}\n" for line in system), renews=True)
         lengths = np.array([len(line.split()) for line in references])
-        return Scored(lengths, self.statistics(system, references), {"tokens_per_second": speed})
+        sources = list(read_lines(workspace.data / "raw" / f"{name}.{self.pair(workspace)[0]}"))
+        inputs = scores.same_inputs(sources)
+        return Scored(lengths, self.statistics(system, references), {"tokens_per_second": speed}, inputs)
 
     def subset(self, name: str) -> str:
         """Return fairseq's name of a test set: test, test1, ..."""

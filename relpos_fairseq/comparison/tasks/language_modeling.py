@@ -124,7 +124,7 @@ class Prompts(Task):
     longest: int = 20  # the longest prompt in training
     beyond: int = 40  # the longest prompt in the test
     examples: int = 20000  # of training
-    each: int = 20  # test prompts of every length
+    each: int = 20  # test prompts of every length, all different; fewer where there are no more
 
     def __post_init__(self) -> None:
         for name in ("symbols", "longest", "examples", "each"):
@@ -137,20 +137,30 @@ class Prompts(Task):
         """Return a prompt of a length."""
         return generator.choices([f"s{number}" for number in range(self.symbols)], k=length)
 
+    def possible(self, length: int) -> int:
+        """Return how many prompts of a length there are."""
+        return self.symbols**length
+
+    def distinct(self, length: int, generator: random.Random) -> list[list[str]]:
+        """Return `each` different prompts of a length, or all that there are."""
+        found: dict[tuple[str, ...], None] = {}
+        while len(found) < min(self.each, self.possible(length)):
+            found.setdefault(tuple(self.prompt(length, generator)))
+        return [list(one) for one in found]
+
     def answer(self, prompt: list[str]) -> list[str]:
         """Return the answer to a prompt."""
         raise NotImplementedError
 
     def lines(self) -> dict[str, list[str]]:
         """Return the lines of `train`, `valid` and the test sets."""
-        generator, found = random.Random(1), {}
+        generator = random.Random(1)
         drawn = [generator.randint(1, self.longest) for _ in range(self.examples)]
-        inside = [n for n in range(1, self.longest + 1) for _ in range(self.each)]
-        longer = [n for n in range(self.longest + 1, self.beyond + 1) for _ in range(self.each)]
-        for name, lengths in {"train": drawn, "valid": inside, "inside": inside, "longer": longer}.items():
-            prompts = [self.prompt(length, generator) for length in lengths]
-            found[name] = [" ".join([*one, MARK, *self.answer(one)]) for one in prompts]
-        return found
+        prompts = {"train": [self.prompt(length, generator) for length in drawn]}
+        inside, longer = range(1, self.longest + 1), range(self.longest + 1, self.beyond + 1)
+        for name, lengths in {"valid": inside, "inside": inside, "longer": longer}.items():
+            prompts[name] = [one for length in lengths for one in self.distinct(length, generator)]
+        return {name: [" ".join([*one, MARK, *self.answer(one)]) for one in some] for name, some in prompts.items()}
 
     def make(self, folder: Path) -> None:
         for name, lines in self.lines().items():
@@ -224,6 +234,9 @@ class Power(Prompts):
     """a^n to a^n, b^n, or a^2n."""
 
     answers: str = "a"  # the symbols of the answer for each symbol of the prompt, say `a`, `b` or `a a`
+
+    def possible(self, length: int) -> int:
+        return 1
 
     def prompt(self, length: int, generator: random.Random) -> list[str]:
         return ["a"] * length
