@@ -10,9 +10,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -21,6 +22,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import Phase
 from hypothesis import settings as hypothesis_settings
+
+if TYPE_CHECKING:
+    from helpers.commands import Corpus
 
 ROOT = Path(__file__).resolve().parent.parent
 # The files that take longest, the longest first.  Processes that share the suite begin with them
@@ -113,6 +117,28 @@ def _logs_of_its_own() -> Iterator[None]:
             handler.close()
     for name in ("fairseq", "relpos_fairseq"):
         logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """A binarised translation corpus for all tests of this process, which leave it as it is."""
+    from helpers.commands import write_corpus
+
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def briefly(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Checkpoints of two updates, one for each set of flags."""
+    from helpers.commands import train
+
+    @cache
+    def checkpoint(*flags: str) -> Path:
+        save_dir = tmp_path_factory.mktemp("briefly")
+        train(corpus, save_dir, *flags, "--max-update", "2", "--disable-validation")
+        return save_dir / "checkpoint_last.pt"
+
+    return checkpoint
 
 
 @pytest.fixture

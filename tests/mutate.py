@@ -3,6 +3,7 @@
     python tests/mutate.py            # all of them, one process a core
     python tests/mutate.py rope       # those whose row mentions `rope`
     python tests/mutate.py --durations 20 --workers 1    # and the 20 that took longest
+    python tests/mutate.py --new --record                # those that changed; tests/planted_bugs.caught then has them
 
 Exit status: 0 every planted bug was caught, 1 one survived, 2 a row no longer fits the code.
 """
@@ -14,6 +15,7 @@ import compileall
 import contextlib
 import faulthandler
 import gc
+import hashlib
 import importlib
 import os
 import shutil
@@ -22,7 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
@@ -31,6 +33,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 TABLE = TESTS / "planted_bugs.yaml"
+CAUGHT = TESTS / "planted_bugs.caught"  # the digest of every row that was caught, one a line
 COPIED = "relpos_fairseq scripts examples tests pyproject.toml setup.py README.md".split()
 WARM = """pytest hypothesis torch scipy.stats fairseq.models fairseq_cli.train fairseq_cli.generate
 torch._dynamo torch.distributed.tensor torch.testing torch.utils.flop_counter triton.language
@@ -57,6 +60,7 @@ class Mutation:
     before: str
     after: str
     test: str
+    digest: str = field(repr=False)  # of the definition, the bug and the test's file
 
     def planted(self, text: str) -> str:
         """Return the file's text with the bug in it."""
@@ -73,12 +77,27 @@ def mutations(text: str) -> list[Mutation]:
     rows = []
     for row in yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         path, begin, end = find(ROOT, row["in"])
-        found = path.read_text(encoding="utf-8")[begin:end].count(row["before"])
-        if found != 1:
+        definition = path.read_text(encoding="utf-8")[begin:end]
+        if (found := definition.count(row["before"])) != 1:
             raise ValueError(f"{row['bug']}: {row['before']!r} occurs {found} times in {row['in']}")
         file = path.relative_to(ROOT).as_posix()
-        rows.append(Mutation(row["bug"], file, begin, end, row["before"], row["after"], row["test"]))
+        seen_by = (TESTS / row["test"].partition("::")[0]).read_text(encoding="utf-8")
+        bug = row["before"], row["after"], row["test"]
+        digest = hashlib.sha256(repr((definition, bug, seen_by)).encode()).hexdigest()[:16]
+        rows.append(Mutation(row["bug"], file, begin, end, *bug, digest))
     return rows
+
+
+def recorded() -> set[str]:
+    """The digests of the rows that were caught; a row that changed since, or whose test did, has another."""
+    return set(CAUGHT.read_text().split()) if CAUGHT.exists() else set()
+
+
+def record(done: list[Run]) -> None:
+    """Write the digests of the rows caught now, and of those caught before that are still in the table."""
+    kept = recorded() - {run.row.digest for run in done} | {run.row.digest for run in done if run.caught}
+    kept &= {row.digest for row in mutations(TABLE.read_text())}
+    CAUGHT.write_text("".join(f"{digest}\n" for digest in sorted(kept)))
 
 
 def warm_up() -> None:
@@ -259,11 +278,19 @@ def main() -> int:
     """Plant, run, report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("word", nargs="?", default="", help="of the rows to plant (default: all)")
+    parser.add_argument("--new", action="store_true", help=f"those alone that {CAUGHT.name} has not as they stand")
+    parser.add_argument("--record", action="store_true", help=f"write into {CAUGHT.name} which were caught")
     parser.add_argument("--durations", type=int, default=0, help="how many of the slowest to print")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     given = parser.parse_args()
     try:
         rows = [row for row in mutations(TABLE.read_text()) if given.word in str(row)]
+        if given.new:
+            known = recorded()
+            print(
+                f"{sum(row.digest in known for row in rows)} of {len(rows)} were caught as they stand, and are skipped"
+            )
+            rows = [row for row in rows if row.digest not in known]
         warm_up()
         done = run_all(rows, given.workers)
         gc.unfreeze()
@@ -272,11 +299,13 @@ def main() -> int:
         return 2
     for run in sorted(done, key=lambda run: -run.seconds)[: given.durations]:
         print(f"{run.seconds:6.1f} s  {run.row.bug}; {run.row.test}")
+    if given.record:
+        record(done)
     survivors = [run.row for run in done if not run.caught]
     for row in survivors:
         print(f"SURVIVED: {row.bug} ({row.file}); {row.test} passed")
     print(f"{len(rows) - len(survivors)} of {len(rows)} planted bugs caught")
-    return 1 if survivors or not rows else 0
+    return 1 if survivors or not (rows or given.new) else 0
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from schemes.test_schemes import call
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from cases import BEYOND, CASES, INPUT, Case, build, terms_of
+from helpers.scheme_calls import call, gradients, remaker
 from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, native, step, triton
 from relpos_fairseq.attention.lowering import factors_of
 from relpos_fairseq.attention.reference import decay_logits
@@ -22,36 +22,6 @@ from relpos_fairseq.terms import Decay, PositionTerms
 IN_ATTENTION = [*(case for case in CASES if case.scheme not in INPUT), *BEYOND]
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
-
-
-def gradients(inputs: AttentionInputs, backend: str, parameters: list[Tensor], remake) -> tuple[Tensor, list[Tensor]]:
-    """Output and gradients by q, k, v and the schemes' parameters."""
-    leaves = [x.detach().clone().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
-    out, _ = attend(remake(*leaves), backend)
-    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
-    wanted = [*leaves, *parameters]
-    found = torch.autograd.grad((out * weight).sum(), wanted, allow_unused=True)
-    filled = zip(found, wanted, strict=True)
-    return out.detach(), [torch.zeros_like(w) if g is None else g for g, w in filled]
-
-
-def remaker(inputs: AttentionInputs, stack, layer):
-    """A function that rebuilds the call from new q, k, v, terms included."""
-
-    def remake(q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
-        positions = inputs.positions
-        context = stack.context(positions)
-        content = {}
-        if context.rotation is not None:
-            scheme, prepared = context.rotation
-            content = {
-                "content_q": scheme.transform_query(q, prepared, positions.query_start),
-                "content_k": scheme.transform_key(k, prepared, 0),
-            }
-        terms = terms_of(stack, layer, positions, q.size(0))
-        return replace(inputs, q=q, k=k, v=v, terms=terms, **content)
-
-    return remake
 
 
 def in_some_kinds() -> list[tuple[Case, str]]:

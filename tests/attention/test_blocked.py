@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from attention.test_backends import EXACT, gradients, remaker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,10 +17,12 @@ from cases import CLIPPED, Case, build
 from helpers.attention_calls import Call, Interrupt, expanded, in_a_thread, permuted, same, strided, weighted
 from helpers.native_calls import ODD, make_terms, parameters_of
 from helpers.native_calls import make_call as make_odd
+from helpers.scheme_calls import gradients, remaker
 from relpos_fairseq.attention import AttentionInputs, attend, blocked, relative_shift
 from relpos_fairseq.attention import triton as kernels
 from relpos_fairseq.positions import Positions
 
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
 # Every kind of term, alone and beside others.
 SCHEMES = (
     *("none", "shaw", "shaw_keys", "transformer_xl", "t5", "m1", "m2", "m3", "m4", "m4m"),

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention.test_backends import remaker
 from torch import Tensor
 
 from cases import Case, build
+from helpers.scheme_calls import remaker
 from relpos_fairseq.attention import BACKENDS, AttentionInputs, attend, native, triton
 from relpos_fairseq.positions import Positions
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from cases import CASES, CLIPPED, INPUT, Case, build, terms_of
 from helpers.rounding import Rounded
+from helpers.scheme_calls import as_leaves
 from relpos_fairseq.attention import AttentionInputs, attend, blocked, native, sdpa, triton
 from relpos_fairseq.positions import Positions, index_of_tokens
-from relpos_fairseq.terms import PositionTerms
 
 # Every scheme and hybrid that attention sees, and one whose gates and scalars have one table each.
 SCHEMES = [case.scheme for case in CASES if not case.flags and not set(INPUT) & set(case.scheme.split("+"))]
@@ -31,18 +31,6 @@ SCHEMES.append("m2+rel_scalar")
 LIKE_OTHERS = {"shaw_keys", "m1", "tupe_a", "alibi", "sandwich", "kerple", "log_cpb", "xpos", "transformer_xl_learned"}
 LIKE_OTHERS |= {name for name in SCHEMES if name.endswith("_released") or "+" in name} - {"m3+rel_scalar+shaw"}
 UNCLIPPED = ("shaw", "m2", "m4", "rel_scalar")
-CONTENT = ("q", "k", "v", "content_q", "content_k")
-TABLES = (
-    "query_vectors",
-    "query_offset",
-    "key_vectors",
-    "content_offset",
-    "gate",
-    "trilinear",
-    "static",
-    "value_vectors",
-    "contextual",
-)
 LENGTH, HEADS, DIM, CLIP = 150, 2, 16, 5
 # Times the reference's error, of the whole tensor (root mean square) and of its worst element; a
 # second order of summing the same rounded numbers stays inside.
@@ -106,37 +94,6 @@ def make_call(scheme: str, shape: Shape) -> AttentionInputs:
     return AttentionInputs(
         q, k, v, terms, positions, stack.plan.scale, causal=shape.causal, key_padding=padding, **rotated
     )
-
-
-def as_leaves(inputs: AttentionInputs, dtype: torch.dtype) -> tuple[AttentionInputs, dict]:
-    """The call in another type, and by name all tensors that gradients are taken for."""
-    leaves: dict[str, Tensor] = {}
-
-    def leaf(name: str, value: Tensor) -> Tensor:
-        leaves[name] = value.detach().to(dtype).clone().requires_grad_()
-        return leaves[name]
-
-    def term_of(number: int, term: PositionTerms) -> PositionTerms:
-        found = {
-            name: leaf(f"{number}.{name}", getattr(term, name)) for name in TABLES if getattr(term, name) is not None
-        }
-        if term.static_factors is not None:
-            pair = zip("qk", term.static_factors, strict=True)
-            found["static_factors"] = tuple(leaf(f"{number}.factor_{n}", f) for n, f in pair)
-        if term.dense_bias is not None:
-            tensors = (leaf(f"{number}.dense_{n}", x) for n, x in enumerate(term.dense_bias.tensors))
-            found["dense_bias"] = replace(term.dense_bias, tensors=tuple(tensors))
-        if term.decay is not None:
-            sums = {n: leaf(f"{number}.decay_{n}", s) for n, s in vars(term.decay).items() if s is not None}
-            found["decay"] = replace(term.decay, **sums)
-        if term.reset is not None:
-            thetas = {n: leaf(f"{number}.{n}", getattr(term.reset, n)) for n in ("row", "column")}
-            found["reset"] = replace(term.reset, **thetas)
-        return replace(term, **found)
-
-    content = {n: leaf(n, getattr(inputs, n)) for n in CONTENT if getattr(inputs, n) is not None}
-    terms = tuple(term_of(number, term) for number, term in enumerate(inputs.terms))
-    return replace(inputs, terms=terms, **content), leaves
 
 
 def results(inputs: AttentionInputs, leaves: dict, backend: str) -> dict[str, Tensor]:

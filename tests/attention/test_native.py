@@ -11,11 +11,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention.test_backends import gradients, remaker
-from attention.test_error_budget import as_leaves
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schemes.test_schemes import call
 from torch import Tensor
 
 from cases import CASES, INPUT, Case
@@ -23,6 +20,7 @@ from helpers.attention_calls import expanded, permuted, strided
 from helpers.native_calls import ODD, make_terms, parameters_of
 from helpers.native_calls import make_call as make_odd
 from helpers.native_shapes import EXACT, Shape, compare, make_inputs, results
+from helpers.scheme_calls import as_leaves, call, gradients, remaker
 from relpos_fairseq.attention import AttentionInputs, attend, native
 
 pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")

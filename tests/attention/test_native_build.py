@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from schemes.test_schemes import call as make_call
 
 from cases import Case
 from helpers import ROOT
+from helpers.scheme_calls import call as make_call
 from relpos_fairseq.attention import api, attend
 from relpos_fairseq.attention.native import build, candidates, step
 from relpos_fairseq.attention.native import call as calls

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from attention.test_error_budget import as_leaves
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from helpers.native_formula import kept
 from helpers.native_shapes import EXACT, Shape, make_inputs, results
+from helpers.scheme_calls import as_leaves
 from relpos_fairseq.attention import AttentionInputs, attend, native, reference, triton
 
 if triton.interpreted():

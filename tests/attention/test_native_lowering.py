@@ -12,13 +12,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention.test_backends import gradients, remaker
-from schemes.test_schemes import call, shape_of
 
 from cases import CASES, INPUT, Case
 from helpers.forms import told_apart
 from helpers.native_calls import ODD, make_call, make_terms, parameters_of
 from helpers.native_formula import Libraries, use_formula
+from helpers.scheme_calls import call, gradients, remaker, shape_of
 from relpos_fairseq.attention import AttentionInputs, attend, native
 from relpos_fairseq.attention.step import supports_step
 from relpos_fairseq.relations import Clipped, Segments

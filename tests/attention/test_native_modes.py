@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention.test_error_budget import as_leaves
 from torch import Tensor
 
 from helpers import ROOT
 from helpers.attention_calls import Call, Interrupt, in_a_thread, same
 from helpers.native_shapes import EXACT, Shape, make_inputs, results
+from helpers.scheme_calls import as_leaves
 from relpos_fairseq.attention import AttentionInputs, attend, native
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped
@@ -72,7 +72,7 @@ FORKED = """
 import multiprocessing, sys, torch
 torch.set_num_threads(2)
 from helpers.native_shapes import Shape, make_inputs, results
-from attention.test_error_budget import as_leaves
+from helpers.scheme_calls import as_leaves
 
 def bits():
     inputs, leaves = as_leaves(make_inputs("shaw", Shape(131, after=70)), torch.float32)

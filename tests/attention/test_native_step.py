@@ -9,11 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from properties.test_properties import WITHOUT_SEGMENTS
 from torch import Tensor
 
 from cases import Case, build, terms_of
-from helpers.forms import told_apart
+from helpers.layers import FORMS, WITHOUT_SEGMENTS
 from relpos_fairseq.attention import AttentionInputs, api, attend, native
 from relpos_fairseq.attention.step import form_clipped_key_products, supports_step
 from relpos_fairseq.positions import Positions
@@ -81,7 +80,7 @@ def compare(inputs: AttentionInputs) -> Tensor:
 def cases() -> Iterator[object]:
     """Every scheme in every width; other forms of terms in one of them in turn."""
     dims = (4, 18, 80)
-    for number, case in enumerate(told_apart(WITHOUT_SEGMENTS)):
+    for number, case in enumerate(FORMS):
         for dim in (dims[number % 3],) if case.flags else dims:
             yield pytest.param(case, dim, id=f"{case}-{dim}")
 

@@ -11,12 +11,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention.test_backends import gradients, remaker
-from schemes.test_schemes import call
 from torch import Tensor
 
 from cases import CASES, INPUT, Case, build
 from helpers.forms import told_apart
+from helpers.scheme_calls import call, gradients, remaker
 
 pytest.importorskip("triton", reason="triton is not installed")
 from relpos_fairseq.attention import AttentionInputs, api, attend

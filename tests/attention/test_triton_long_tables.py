@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention.test_backends import gradients, remaker
 from torch import Tensor
 
 from cases import Case, build
+from helpers.scheme_calls import gradients, remaker
 
 pytest.importorskip("triton", reason="triton is not installed")
 from relpos_fairseq.attention import AttentionInputs

@@ -31,11 +31,6 @@ def options(path: Path) -> dict:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> cli.Corpus:
-    return cli.write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="module")
 def whole(corpus: cli.Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of four layers a side, trained with LayerDrop."""
     folder = tmp_path_factory.mktemp("whole")

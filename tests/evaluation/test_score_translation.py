@@ -175,9 +175,8 @@ def test_paired_bootstrap(prepared, tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(corpus, tmp_path_factory):
     """A corpus, and three checkpoints of one scheme and one of another."""
-    corpus = cli.write_corpus(tmp_path_factory.mktemp("corpus") / "c")
     folder = tmp_path_factory.mktemp("checkpoints")
     for scheme, epochs in (("shaw", "3"), ("t5", "1")):
         options = ["--max-epoch", epochs, "--max-tokens", "4000", "--position-scheme", scheme]

@@ -15,7 +15,7 @@ import torch
 from export.test_transformers_generation import ending
 from fairseq.sequence_generator import SequenceGenerator
 
-from helpers.commands import relpos, train, write_corpus
+from helpers.commands import relpos, train
 from helpers.lm_models import randomized
 from helpers.models import small_model, small_task
 from relpos_fairseq.export import ct2
@@ -197,11 +197,6 @@ def test_an_absent_or_old_package_names_the_extra(monkeypatch):
     monkeypatch.setattr(ctranslate2, "__version__", "4.8.2")
     with pytest.raises(ExportError, match="4.8.2 is too old, 4.8.3 or newer"):
         ct2.engine()
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 
-from schemes.test_schemes import call
 from torch import Tensor
 
 from cases import Case
+from helpers.scheme_calls import call
 
 
 def form_of(value: object) -> object:

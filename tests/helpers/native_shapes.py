@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from attention.test_error_budget import as_leaves
 from torch import Tensor
 
 from cases import CLIPPED, Case, build, terms_of
+from helpers.scheme_calls import as_leaves
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.positions import Positions, index_of_tokens
 

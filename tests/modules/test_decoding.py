@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from properties.test_properties import BATCH, EXACT, WITHOUT_SEGMENTS, Layer, tokens
 from torch import Tensor
 
 from cases import Case, build
+from helpers.layers import BATCH, EXACT, FORMS, Layer, tokens
 from relpos_fairseq import placement as stack
 from relpos_fairseq.attention import AttentionInputs, attend, step
 from relpos_fairseq.attention.inputs import of_rows
@@ -63,7 +63,7 @@ def decode(layer: Layer, left: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return read, padding, torch.cat(outputs, dim=1)
 
 
-@pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
+@pytest.mark.parametrize("case", FORMS, ids=str)
 def test_growing_reordered_and_shrunk_decoding_equals_full_forward(case: Case) -> None:
     """Token by token over two growths, reorders and a finished sentence; no stale key is read."""
     layer = Layer(case, causal=True)
@@ -71,7 +71,7 @@ def test_growing_reordered_and_shrunk_decoding_equals_full_forward(case: Case) -
     torch.testing.assert_close(outputs, layer(read).detach(), **EXACT)
 
 
-@pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
+@pytest.mark.parametrize("case", FORMS, ids=str)
 def test_rows_are_moved_where_attention_reads_its_own(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """As without a C compiler, on a GPU, or with gates."""
     monkeypatch.setattr(self_attention, "reads_key_rows", lambda *_: False)
@@ -178,7 +178,7 @@ def test_layers_lend_each_other_one_spare_buffer() -> None:
     assert len(places) == 7
 
 
-@pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
+@pytest.mark.parametrize("case", FORMS, ids=str)
 def test_kept_tables_serve_shorter_and_later_steps(case: Case) -> None:
     """Tables made for 40 keys serve any fewer; gradients reach tables that a step makes itself."""
     schemes, layer = build(case, causal=True, heads=2, dim=4, longest=40)
@@ -205,7 +205,7 @@ def test_kept_tables_serve_shorter_and_later_steps(case: Case) -> None:
             torch.testing.assert_close(attend(one, "blocked")[0], expected, **EXACT)
 
 
-@pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
+@pytest.mark.parametrize("case", FORMS, ids=str)
 def test_tables_are_formed_once_for_many_steps(case: Case) -> None:
     """Terms that move with the query bring the same tables at every step."""
     layer, cache = Layer(case, causal=True), {}
@@ -266,7 +266,7 @@ def test_queries_alone_may_want_gradients(scheme: str) -> None:
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
+@pytest.mark.parametrize("case", FORMS, ids=str)
 def test_a_prompt_read_without_gradients(case: Case) -> None:
     """What it left in the cache gives later steps the gradients of every table."""
     layer, cache, read = Layer(case, causal=True), {}, tokens(BATCH, 4)  # no growth between

@@ -21,11 +21,6 @@ from helpers.commands import Corpus
 from relpos_fairseq.patches import interruption
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return cli.write_corpus(tmp_path_factory.mktemp("interrupted"))
-
-
 def interrupt(signum: int, *command: str | Path, child: bool = False) -> tuple[int, str]:
     """Start a training, send a signal once it has logged an update, and return its status and what it printed.
 

@@ -15,11 +15,6 @@ from relpos_fairseq.patches import processes
 STILL = ("--position-scheme", "t5", "--dropout", "0", "--max-tokens", "200", "--max-update", "3")
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return cli.write_corpus(tmp_path_factory.mktemp("processes"))
-
-
 def assert_same_model(one: Path, two: Path) -> None:
     """Compare the parameters of the last checkpoints of two folders."""
     expected, found = (cli.load(folder / "checkpoint_last.pt")["model"] for folder in (one, two))

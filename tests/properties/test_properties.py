@@ -9,19 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schemes.test_schemes import call, rotated, shape_of
 from torch import Tensor
 
-from cases import CASES, INPUT, Case, build, plan_of, randomize, terms_of
+from cases import CASES, INPUT, Case, build, plan_of, terms_of
+from helpers.layers import BATCH, EXACT, FORMS, WITHOUT_SEGMENTS, Layer, tokens
+from helpers.scheme_calls import call, rotated, shape_of
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
-from relpos_fairseq.placement import DecodingTerms, Placement
+from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions, index_in_sentence, index_of_tokens
-
-BATCH, HEADS, DIM = 3, 2, 4
-WIDTH = HEADS * DIM
-EXACT = {"rtol": 0, "atol": 1e-11}
-WITHOUT_SEGMENTS = [case for case in CASES if "segment_encoding" not in case.flags]
 
 
 def _relative_cases() -> list[Case]:
@@ -34,47 +30,8 @@ def _relative_cases() -> list[Case]:
     return [case for case in WITHOUT_SEGMENTS if relative(case)]
 
 
-class Layer(torch.nn.Module):
-    """One self-attention of a stack, driven as a model drives it."""
-
-    def __init__(self, case: Case, causal: bool, backend: str = "auto") -> None:
-        super().__init__()
-        plan = replace(plan_of(case, causal=causal), backend=backend)
-        self.stack = Placement(plan)
-        schemes = self.stack.layer_schemes(0)
-        self.attention = RelPosMultiheadAttention(WIDTH, HEADS, schemes, plan.scale, backend=backend)
-        self.double().eval()
-        randomize(self, 5)
-
-    def positions(self, length: int, start: int, padding: Tensor | None) -> Positions:
-        """Positions of rows start.. of `length` slots; absolute schemes see their indices."""
-        return Positions(length - start, length, start, token_index=index_of_tokens(padding))
-
-    def forward(self, x: Tensor, padding: Tensor | None = None, cache: dict | None = None, offset: int = 0) -> Tensor:
-        """(B, L, E) to (B, L, E); with a cache, x are the tokens after `offset` cached ones."""
-        total = offset + x.size(1)
-        positions = self.positions(total, offset, padding)
-        added = self.stack.embed(positions)
-        if added is not None:
-            x = x + added
-        shared = None if cache is None else cache.setdefault("shared", DecodingTerms())
-        context = self.stack.context(positions, shared)
-        new_padding = None if padding is None else padding[:, offset:]
-        state = None if cache is None else cache.setdefault("state", {})
-        out, _ = self.attention(
-            x.transpose(0, 1), key_padding_mask=new_padding, incremental_state=state, attn_mask=context
-        )
-        return out.transpose(0, 1)
-
-
-def tokens(batch: int, length: int, seed: int = 0) -> Tensor:
-    """Random inputs (B, L, E)."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, length, WIDTH, generator=generator, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
+@pytest.mark.parametrize("case", FORMS, ids=str)
 def test_padding_and_batch_change_nothing(case: Case, causal: bool) -> None:
     """A sentence's output is the same alone, padded left, padded right, in any batch."""
     layer = Layer(case, causal)
@@ -91,7 +48,7 @@ def test_padding_and_batch_change_nothing(case: Case, causal: bool) -> None:
         torch.testing.assert_close(out, alone[0], **EXACT)
 
 
-@pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
+@pytest.mark.parametrize("case", FORMS, ids=str)
 def test_decoding_equals_full_forward(case: Case) -> None:
     """Token by token with beam reorder equals one full causal pass."""
     layer = Layer(case, causal=True)
@@ -108,7 +65,7 @@ def test_decoding_equals_full_forward(case: Case) -> None:
     torch.testing.assert_close(torch.cat(steps, dim=1), full, **EXACT)
 
 
-@pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
+@pytest.mark.parametrize("case", FORMS, ids=str)
 def test_decoding_of_left_padded_prompts(case: Case) -> None:
     """Prompts of different lengths, padded left, decode as each alone."""
     layer = Layer(case, causal=True)
@@ -122,7 +79,7 @@ def test_decoding_of_left_padded_prompts(case: Case) -> None:
     torch.testing.assert_close(out[1], layer(x[1:])[0], **EXACT)
 
 
-@pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
+@pytest.mark.parametrize("case", FORMS, ids=str)
 def test_several_new_tokens_on_a_cache(case: Case) -> None:
     """A chunk of tokens on cached ones (a prompt, a memory) equals one longer sequence."""
     layer = Layer(case, causal=True)
@@ -133,7 +90,7 @@ def test_several_new_tokens_on_a_cache(case: Case) -> None:
     torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), **EXACT)
 
 
-@pytest.mark.parametrize("case", WITHOUT_SEGMENTS, ids=str)
+@pytest.mark.parametrize("case", FORMS, ids=str)
 def test_causality(case: Case) -> None:
     """A later token changes no earlier output of a decoder."""
     layer = Layer(case, causal=True)
@@ -383,12 +340,12 @@ def test_indices_where_tokens_are_not_in_place(scheme: str) -> None:
     right, left, late = words.clone(), words.clone(), words.clone()
     right[0, 3:] = left[0, :3] = late[0, 2] = 1
     longer = torch.cat([right, torch.ones_like(words[:, :2])], dim=1)  # to a multiple of a length
-    for tokens, in_place in ((words, True), (right, True), (left, False), (late, False)):
-        positions = stack.positions(tokens, 1, 2)
+    for ids, in_place in ((words, True), (right, True), (left, False), (late, False)):
+        positions = stack.positions(ids, 1, 2)
         assert (positions.token_index is None) == in_place
-        real = tokens != 1
+        real = ids != 1
         counted = (real.cumsum(dim=1) - 1)[real]
-        assert torch.equal(positions.key_index().expand_as(tokens)[real], counted)
+        assert torch.equal(positions.key_index().expand_as(ids)[real], counted)
     positions = stack.positions(longer, 1, 2)
     assert positions.longest_row() == rows
     stack.embed(positions)

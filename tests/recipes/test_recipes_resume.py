@@ -231,7 +231,7 @@ sys.argv += "--decoder-attention-heads 2 --save-interval-updates 2 --warmup-upda
 from fairseq_cli.train import cli_main
 cli_main()
 """
-PYTHON = '#!/bin/sh\ncase "$1" in *evaluate_length.py) exit 0 ;; *) exec {python} "$@" ;; esac\n'
+PYTHON = '#!/bin/sh\ncase "$*" in *"evaluate length "*) exit 0 ;; *) exec {python} "$@" ;; esac\n'
 
 
 @pytest.mark.slow

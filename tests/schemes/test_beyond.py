@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from properties.test_properties import EXACT, Layer, tokens
 
 from cases import BEYOND, Case
+from helpers.layers import EXACT, Layer, tokens
 from relpos_fairseq.placement import generation_of
 
 

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from schemes.test_schemes import call
 from torch import Tensor
 
 from cases import Case, plan_of
+from helpers.scheme_calls import call
 from relpos_fairseq.attention import attend
 from relpos_fairseq.conversion.algebra import convert
 from relpos_fairseq.conversion.layouts import ENCODER

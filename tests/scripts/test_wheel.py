@@ -17,7 +17,7 @@ import fairseq
 import pytest
 
 from helpers import ROOT
-from helpers.commands import SMALL, TRAIN, Corpus, child_environment, write_corpus
+from helpers.commands import SMALL, TRAIN, Corpus, child_environment
 from relpos_fairseq.comparison.run import code_version
 
 SITE = Path(sysconfig.get_path("purelib"))
@@ -99,11 +99,6 @@ def environment(folder: Path, *installed: str | Path) -> Path:
 @pytest.fixture(scope="module")
 def programs(wheel: Path) -> Path:
     return environment(wheel.parent.with_name("installed"), wheel)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def shipped(folder: Path, *kinds: str) -> set[str]:

@@ -54,24 +54,23 @@ TASKS = {
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> dict[str, Path]:
+def data(corpus, tmp_path_factory) -> dict[str, Path]:
     """Folders of data: two languages in pairs, one text, and a text for each of two languages."""
     folder = tmp_path_factory.mktemp("data")
-    pair = cli.write_corpus(folder / "corpus")
     text, languages = folder / "text", folder / "languages"
     for train, destination in (("train", text), ("train", languages / "src"), ("valid", languages / "tgt")):
         words = [] if destination == text else ["--srcdict", text / "dict.txt"]
-        files = ["--only-source", "--trainpref", pair.raw / f"{train}.src", "--validpref", pair.raw / "valid.src"]
+        files = ["--only-source", "--trainpref", corpus.raw / f"{train}.src", "--validpref", corpus.raw / "valid.src"]
         cli.call("preprocess", *files, *words, "--destdir", destination)
     shutil.copy(text / "dict.txt", languages / "dict.txt")
     mono = shutil.copytree(languages, folder / "mono")  # beside each language alone the pairs that are translated
-    shutil.copytree(pair.binary, mono, dirs_exist_ok=True)
+    shutil.copytree(corpus.binary, mono, dirs_exist_ok=True)
     choices = roberta.write_pairs(folder / "choices")  # which of two sentences goes with the first
     shutil.copytree(choices / "input1", choices / "input2")
     for split in ("train", "valid"):
         labels = (folder / "choices" / "raw" / f"{split}.label").read_text()
         (choices / f"{split}.label").write_text(labels)
-    return {"pair": pair.binary, "text": text, "languages": languages, "mono": mono, "choices": choices}
+    return {"pair": corpus.binary, "text": text, "languages": languages, "mono": mono, "choices": choices}
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -1,0 +1,169 @@
+"""Attention calls of a case of `cases.py` under some lengths and masks, and their gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cases import Case, build, terms_of
+from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.placement import Placement, PositionContext
+from relpos_fairseq.positions import Positions, index_of_tokens
+from relpos_fairseq.terms import PositionTerms
+
+CONTENT = ("q", "k", "v", "content_q", "content_k")
+TABLES = (
+    "query_vectors",
+    "query_offset",
+    "key_vectors",
+    "content_offset",
+    "gate",
+    "trilinear",
+    "static",
+    "value_vectors",
+    "contextual",
+)
+
+
+def shape_of(kind: str) -> dict:
+    """Lengths and padding of a call."""
+    return {
+        "square": {"src_len": 6, "start": 0, "causal": False, "pad": None},
+        "memory": {"src_len": 7, "start": 4, "causal": False, "pad": None},
+        "causal": {"src_len": 6, "start": 0, "causal": True, "pad": None},
+        "causal_memory": {"src_len": 7, "start": 5, "causal": True, "pad": None},
+        "step": {"src_len": 7, "start": 6, "causal": True, "pad": None},
+        "pad_left": {"src_len": 6, "start": 0, "causal": False, "pad": "left"},
+        "pad_right": {"src_len": 6, "start": 0, "causal": False, "pad": "right"},
+        "step_padded": {"src_len": 7, "start": 6, "causal": True, "pad": "left"},
+        "block": {"src_len": 9, "start": 2, "stop": 5, "causal": False, "pad": "left"},
+    }[kind]
+
+
+def padding_of(side: str | None, batch: int, length: int) -> Tensor | None:
+    """Row 0 is whole, row 1 lacks two tokens at `side`."""
+    if side is None:
+        return None
+    padding = torch.zeros(batch, length, dtype=torch.bool)
+    padding[1, slice(0, 2) if side == "left" else slice(length - 2, length)] = True
+    return padding
+
+
+def call(
+    case: Case,
+    kind: str,
+    *,
+    batch: int = 2,
+    heads: int = 2,
+    dim: int = 4,
+    seed: int = 3,
+    drawn: list[int] | None = None,
+) -> tuple[AttentionInputs, Placement, torch.nn.ModuleList, dict]:
+    """Inputs of an attention call of the case, with everything that made them."""
+    wanted = shape_of(kind)
+    wanted["causal"] |= case.causal_only
+    stack, layer = build(case, causal=wanted["causal"], heads=heads, dim=dim)
+    length, start = wanted["src_len"], wanted["start"]
+    stop = wanted.get("stop", length)
+    padding = padding_of(wanted["pad"], batch, length)
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(rows: int) -> Tensor:
+        size = (batch, heads, rows, dim)
+        return torch.randn(size, generator=generator, dtype=torch.float64)
+
+    segments = torch.arange(length).expand(batch, length) * 2 // length
+    positions = Positions(
+        tgt_len=stop - start,
+        src_len=length,
+        query_start=start,
+        token_index=index_of_tokens(padding),
+        segments=segments if case.flags.get("segment_encoding") else None,
+        randomized=None if drawn is None else torch.tensor(drawn),
+    )
+    context = stack.context(positions)
+    q, k, v = draw(stop - start), draw(length), draw(length)
+    inputs = AttentionInputs(
+        q=q,
+        k=k,
+        v=v,
+        terms=terms_of(stack, layer, positions, batch),
+        positions=positions,
+        scale=stack.plan.scale,
+        causal=wanted["causal"],
+        key_padding=padding,
+        **rotated(context, q, k),
+    )
+    return inputs, stack, layer, {"padding": padding, "segments": segments}
+
+
+def rotated(context: PositionContext, q: Tensor, k: Tensor) -> dict[str, Tensor]:
+    """Q and k as the content meets them, under rope."""
+    if context.rotation is None:
+        return {}
+    scheme, prepared = context.rotation
+    start = context.positions.query_start
+    return {"content_q": scheme.transform_query(q, prepared, start), "content_k": scheme.transform_key(k, prepared, 0)}
+
+
+def gradients(inputs: AttentionInputs, backend: str, parameters: list[Tensor], remake) -> tuple[Tensor, list[Tensor]]:
+    """Output and gradients by q, k, v and the schemes' parameters."""
+    leaves = [x.detach().clone().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+    out, _ = attend(remake(*leaves), backend)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    wanted = [*leaves, *parameters]
+    found = torch.autograd.grad((out * weight).sum(), wanted, allow_unused=True)
+    filled = zip(found, wanted, strict=True)
+    return out.detach(), [torch.zeros_like(w) if g is None else g for g, w in filled]
+
+
+def remaker(inputs: AttentionInputs, stack, layer):
+    """A function that rebuilds the call from new q, k, v, terms included."""
+
+    def remake(q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
+        positions = inputs.positions
+        context = stack.context(positions)
+        content = {}
+        if context.rotation is not None:
+            scheme, prepared = context.rotation
+            content = {
+                "content_q": scheme.transform_query(q, prepared, positions.query_start),
+                "content_k": scheme.transform_key(k, prepared, 0),
+            }
+        terms = terms_of(stack, layer, positions, q.size(0))
+        return replace(inputs, q=q, k=k, v=v, terms=terms, **content)
+
+    return remake
+
+
+def as_leaves(inputs: AttentionInputs, dtype: torch.dtype) -> tuple[AttentionInputs, dict]:
+    """The call in another type, and by name all tensors that gradients are taken for."""
+    leaves: dict[str, Tensor] = {}
+
+    def leaf(name: str, value: Tensor) -> Tensor:
+        leaves[name] = value.detach().to(dtype).clone().requires_grad_()
+        return leaves[name]
+
+    def term_of(number: int, term: PositionTerms) -> PositionTerms:
+        found = {
+            name: leaf(f"{number}.{name}", getattr(term, name)) for name in TABLES if getattr(term, name) is not None
+        }
+        if term.static_factors is not None:
+            pair = zip("qk", term.static_factors, strict=True)
+            found["static_factors"] = tuple(leaf(f"{number}.factor_{n}", f) for n, f in pair)
+        if term.dense_bias is not None:
+            tensors = (leaf(f"{number}.dense_{n}", x) for n, x in enumerate(term.dense_bias.tensors))
+            found["dense_bias"] = replace(term.dense_bias, tensors=tuple(tensors))
+        if term.decay is not None:
+            sums = {n: leaf(f"{number}.decay_{n}", s) for n, s in vars(term.decay).items() if s is not None}
+            found["decay"] = replace(term.decay, **sums)
+        if term.reset is not None:
+            thetas = {n: leaf(f"{number}.{n}", getattr(term.reset, n)) for n in ("row", "column")}
+            found["reset"] = replace(term.reset, **thetas)
+        return replace(term, **found)
+
+    content = {n: leaf(n, getattr(inputs, n)) for n in CONTENT if getattr(inputs, n) is not None}
+    terms = tuple(term_of(number, term) for number, term in enumerate(inputs.terms))
+    return replace(inputs, terms=terms, **content), leaves
