@@ -64,9 +64,13 @@ WITH_Q, WITH_K, WITH_BOTH = (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)
 
 @dataclass(frozen=True)
 class Table:
-    """What conversion must know of one parameter of a scheme.
+    """One parameter of a scheme: what it is made of, and what conversion must know of it.
 
     Args:
+        size: names of its axes: attributes of the scheme, its shape or its options, or numbers; "": the scheme's own
+            `__init__` makes it, since options decide whether and how.
+        std: the deviation of its initial values, which are normal; 0: all are `start`.
+        start: their mean.
         rows: what a row stands for: a `distance` (read by the scheme's relation), an absolute
             `position`, or None.
         axis: the axis of the positions.
@@ -81,6 +85,9 @@ class Table:
         copies: the parameters that it stands for, where other options give each of them its own.
     """
 
+    size: str = ""
+    std: float = 0.0
+    start: float = 0.0
     rows: Literal["distance", "position"] | None = None
     axis: int = 0
     neutral: float | None = None
@@ -171,6 +178,19 @@ class PositionScheme(nn.Module):
         self.options = options
         if options.reset_cls:
             self.theta = nn.Parameter(torch.zeros(2, self.table_heads))
+        for name, table in self.tables.items():
+            if table.size:
+                size = [self._axis(axis) for axis in table.size.split()]
+                drawn = (
+                    self.draw(*size, std=table.std, mean=table.start) if table.std else torch.full(size, table.start)
+                )
+                self.register_parameter(name, nn.Parameter(drawn))
+
+    def _axis(self, name: str) -> int:
+        """Return the length of an axis of `Table.size`."""
+        if name.isdigit():
+            return int(name)
+        return getattr(next(place for place in (self, self.shape, self.options) if hasattr(place, name)), name)
 
     @classmethod
     def built(cls, shape: AttentionShape, options: SchemeOptions) -> PositionScheme:
@@ -256,6 +276,11 @@ class PositionScheme(nn.Module):
     def relation(self) -> Relation:
         """The relation by which its tables are read."""
         return self.clipped
+
+    @property
+    def distances(self) -> int:
+        """Number of rows of a table that the relation reads."""
+        return self.relation.size
 
     @property
     def clipped(self) -> Clipped:

@@ -17,18 +17,10 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from relpos_fairseq.positions import Positions, is_captured
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    ConversionSource,
-    PositionScheme,
-    SchemeInfo,
-    SchemeOptions,
-    Table,
-    register_scheme,
-)
+from relpos_fairseq.scheme import ConversionSource, PositionScheme, SchemeInfo, Table, register_scheme
 
 FAIRSEQ_OFFSET = 2  # fairseq counts the first token as padding_idx + 1, and padding_idx is 1
 
@@ -91,14 +83,10 @@ class Learned(PositionScheme):
     own_scale = None
     absolute = True
     table_limited = True
-    tables = {"table": Table(rows="position", neutral=0.0)}
+    tables = {"table": Table("max_positions embed_dim", std=0.02, rows="position", neutral=0.0)}
     convert_from = {"sinusoidal": _from_waves}
     elsewhere = {"fairseq": "encoder_learned_pos", "transformers": "absolute"}
-
-    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Create the parameter `table`: (max_positions, E)."""
-        super().__init__(shape, options)
-        self.table = self.draw(shape.max_positions, shape.embed_dim, std=0.02)
+    table: nn.Parameter  # (max_positions, E)
 
     def embed(self, positions: Positions) -> Tensor:
         """Return the row of each query's position: (B|1, T, E)."""

@@ -26,15 +26,7 @@ from torch import Tensor, nn
 from relpos_fairseq.gates import log_sigmoid, of_tokens
 from relpos_fairseq.options import SCALE
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    ConversionSource,
-    PositionScheme,
-    SchemeInfo,
-    SchemeOptions,
-    Table,
-    register_scheme,
-)
+from relpos_fairseq.scheme import ConversionSource, PositionScheme, SchemeInfo, Table, register_scheme
 
 
 def _from_slopes(source: ConversionSource) -> dict[str, Tensor]:
@@ -55,17 +47,18 @@ class Cable(PositionScheme):
     takes = frozenset({SCALE})
     default_share = "none"
     uses_positions = False
-    tables = {"gate_weight": Table(), "gate_bias": Table(), "slope_weight": Table(), "slope_bias": Table()}
+    tables = {
+        "gate_weight": Table("num_heads 1 embed_dim", std=0.02),
+        "gate_bias": Table("num_heads 1"),
+        "slope_weight": Table("num_heads 1 embed_dim", std=0.02),
+        "slope_bias": Table("num_heads 1"),
+    }
     never_neutral = "its penalties do not learn where they are 0"
     convert_from = {"alibi": _from_slopes}
-
-    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Create the parameters `gate_weight` and `slope_weight`: (H, 1, E), `gate_bias` and `slope_bias`: (H, 1)."""
-        super().__init__(shape, options)
-        self.gate_weight = self.draw(shape.num_heads, 1, shape.embed_dim, std=0.02)
-        self.gate_bias = nn.Parameter(torch.zeros(shape.num_heads, 1))
-        self.slope_weight = self.draw(shape.num_heads, 1, shape.embed_dim, std=0.02)
-        self.slope_bias = nn.Parameter(torch.zeros(shape.num_heads, 1))
+    gate_weight: nn.Parameter  # (H, 1, E)
+    gate_bias: nn.Parameter  # (H, 1)
+    slope_weight: nn.Parameter  # (H, 1, E)
+    slope_bias: nn.Parameter  # (H, 1)
 
     def log_gates(self, source: Tensor) -> Tensor:
         """Return the negative penalty of each token: (B, H, S, sides), the same on both sides."""

@@ -23,15 +23,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALAR_GAIN, SCALE, SHARE, Number
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    ConversionSource,
-    PositionScheme,
-    SchemeInfo,
-    SchemeOptions,
-    Table,
-    register_scheme,
-)
+from relpos_fairseq.scheme import ConversionSource, PositionScheme, SchemeInfo, Table, register_scheme
 from relpos_fairseq.terms import PositionTerms
 
 RANK = Number(name="rank", place=50, help="rank of P", auto=lambda shape: shape.head_dim, auto_help="head_dim", least=1)
@@ -55,15 +47,10 @@ class AbsScalar(PositionScheme):
     default_share = "none"
     absolute = True
     table_limited = True
-    tables = {"position_table": Table(rows="position", axis=1)}
+    tables = {"position_table": Table("table_heads max_positions rank", std=0.02, rows="position", axis=1)}
     never_neutral = "P = 0 is neutral, but no gradient leaves it"
     convert_from = {"abs_scalar": _other_rank}
-
-    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Create the parameter `position_table`: (heads|1, max_positions, rank)."""
-        super().__init__(shape, options)
-        size = (self.table_heads, shape.max_positions, options.rank)
-        self.position_table = self.draw(*size, std=0.02)
+    position_table: nn.Parameter  # (heads|1, max_positions, rank)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Return P twice, as the factors of queries and of keys."""
@@ -85,13 +72,9 @@ class RelScalar(PositionScheme):
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS, SCALAR_GAIN})
     default_share = "none"
     clip = "scalars"
-    tables = {"bias_table": Table(rows="distance", neutral=0.0)}
+    tables = {"bias_table": Table("table_heads distances", rows="distance", neutral=0.0)}
     convert_from = {"t5": _from_buckets}
-
-    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Create the parameter `bias_table`: (heads|1, R)."""
-        super().__init__(shape, options)
-        self.bias_table = nn.Parameter(torch.zeros(self.table_heads, self.clipped.size))
+    bias_table: nn.Parameter  # (heads|1, R)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Return s_r."""

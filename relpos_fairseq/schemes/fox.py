@@ -19,15 +19,7 @@ from torch import Tensor, nn
 from relpos_fairseq.gates import log_sigmoid, of_tokens
 from relpos_fairseq.options import SCALE
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import (
-    AttentionShape,
-    ConversionSource,
-    PositionScheme,
-    SchemeInfo,
-    SchemeOptions,
-    Table,
-    register_scheme,
-)
+from relpos_fairseq.scheme import ConversionSource, PositionScheme, SchemeInfo, Table, register_scheme
 
 
 def _from_slopes(source: ConversionSource) -> dict[str, Tensor]:
@@ -46,16 +38,16 @@ class Fox(PositionScheme):
     takes = frozenset({SCALE})
     default_share = "none"
     uses_positions = False
-    tables = {"gate_weight": Table(), "gate_bias": Table()}
+    tables = {"gate_weight": Table("num_heads sides embed_dim", std=0.02), "gate_bias": Table("num_heads sides")}
     never_neutral = "its gates stay below 1"
     convert_from = {"alibi": _from_slopes}
+    gate_weight: nn.Parameter  # (H, sides, E)
+    gate_bias: nn.Parameter  # (H, sides)
 
-    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Create the parameter `gate_weight`: (H, sides, E), and `gate_bias`: (H, sides); a decoder has one side."""
-        super().__init__(shape, options)
-        sides = 1 if shape.causal else 2
-        self.gate_weight = self.draw(shape.num_heads, sides, shape.embed_dim, std=0.02)
-        self.gate_bias = nn.Parameter(torch.zeros(shape.num_heads, sides))
+    @property
+    def sides(self) -> int:
+        """How many sides of a query have keys: a decoder has one."""
+        return 1 if self.shape.causal else 2
 
     def log_gates(self, source: Tensor) -> Tensor:
         """Return log f of each token: (B, H, S, sides)."""

@@ -16,22 +16,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.options import CLIP_DISTANCE, INIT, RESET_CLS, SCALE, SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Clipped, Folded
-from relpos_fairseq.scheme import (
-    WITH_K,
-    AttentionShape,
-    ConversionSource,
-    PositionScheme,
-    SchemeInfo,
-    SchemeOptions,
-    Table,
-    register_scheme,
-)
+from relpos_fairseq.scheme import WITH_K, ConversionSource, PositionScheme, SchemeInfo, Table, register_scheme
 from relpos_fairseq.terms import PositionTerms
 
 
@@ -49,12 +39,8 @@ class Method1(PositionScheme):
     )
     takes = frozenset({SCALE, SHARE})
     default_share = "heads"
-    tables = {"gate_table": Table(rows="distance", neutral=1.0)}
-
-    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Create the parameter `gate_table`: (heads|1, R)."""
-        super().__init__(shape, options)
-        self.gate_table = nn.Parameter(torch.ones(self.table_heads, self.relation.size))
+    tables = {"gate_table": Table("table_heads distances", start=1.0, rows="distance", neutral=1.0)}
+    gate_table: nn.Parameter  # (heads|1, R)
 
     @property
     def relation(self) -> Folded | Clipped:
@@ -108,14 +94,11 @@ class Method3(PositionScheme):
     default_share = "heads"
     clip = "vectors"
     replaces_qk = True
-    tables = {"trilinear_table": Table(rows="distance", neutral=1.0)}
+    tables = {
+        "trilinear_table": Table("table_heads distances head_dim", std=0.02, start=1.0, rows="distance", neutral=1.0)
+    }
     convert_from = {"m1": _weights_of_a_gate, "m2": _weights_of_a_gate}
-
-    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Create the parameter `trilinear_table`: (heads|1, R, D)."""
-        super().__init__(shape, options)
-        size = (self.table_heads, self.clipped.size, shape.head_dim)
-        self.trilinear_table = self.draw(*size, std=0.02, mean=1.0)
+    trilinear_table: nn.Parameter  # (heads|1, R, D)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Return the trilinear term."""
@@ -132,14 +115,13 @@ class Method4(PositionScheme):
     takes = frozenset({SCALE, SHARE, CLIP_DISTANCE, RESET_CLS, INIT})
     default_share = "heads"
     clip = "vectors"
-    tables = {"table": Table(rows="distance", neutral=0.0, grows=WITH_K, multiplies_both=True)}
+    tables = {
+        "table": Table(
+            "table_heads distances head_dim", std=0.02, rows="distance", neutral=0.0, grows=WITH_K, multiplies_both=True
+        )
+    }
     elsewhere = {"transformers": "relative_key_query"}
-
-    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Create the parameter `table`: (heads|1, R, D)."""
-        super().__init__(shape, options)
-        size = (self.table_heads, self.clipped.size, shape.head_dim)
-        self.table = self.draw(*size, std=0.02)
+    table: nn.Parameter  # (heads|1, R, D)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Return q.a_r + k.a_r."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from relpos_fairseq.options import SCALE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.rotation import BASE
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
+from relpos_fairseq.scheme import PositionScheme, SchemeInfo, Table, register_scheme
 
 
 @register_scheme("pope")
@@ -31,13 +31,9 @@ class Pope(PositionScheme):
     takes = frozenset({SCALE, BASE})
     rotates = True
     nonlinear_qk = True
-    tables = {"phase": Table()}
+    tables = {"phase": Table("num_heads head_dim")}
     never_neutral = "it takes the softplus of q and k, and rotates them"
-
-    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Create the parameter `phase`: (H, D)."""
-        super().__init__(shape, options)
-        self.phase = nn.Parameter(torch.zeros(shape.num_heads, shape.head_dim))
+    phase: nn.Parameter  # (H, D)
 
     def prepare(self, positions: Positions) -> Tensor:
         """Return the angles of every slot: (S, D) in fp64."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from relpos_fairseq.options import SHARE
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Segments
-from relpos_fairseq.scheme import AttentionShape, ConversionSource, PositionScheme, SchemeOptions, Table
+from relpos_fairseq.scheme import ConversionSource, PositionScheme, Table
 from relpos_fairseq.terms import PositionTerms
 
 
@@ -50,13 +50,9 @@ class SegmentHead(PositionScheme):
     name = "segment_head"
     takes = frozenset({SHARE})
     default_share = "none"
-    tables = {"pair_table": Table(neutral=0.0)}
+    tables = {"pair_table": Table("table_heads distances", neutral=0.0)}
     convert_from = {"segment_head": _pairs_of_another_number}
-
-    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Create the parameter `pair_table`: (heads|1, segments^2)."""
-        super().__init__(shape, options)
-        self.pair_table = nn.Parameter(torch.zeros(self.table_heads, self.relation.size))
+    pair_table: nn.Parameter  # (heads|1, segments²)
 
     @property
     def relation(self) -> Segments:
@@ -74,13 +70,9 @@ class SegmentInput(PositionScheme):
     name = "segment_input"
     takes = frozenset()
     own_scale = None
-    tables = {"table": Table(neutral=0.0)}
+    tables = {"table": Table("num_segments embed_dim", neutral=0.0)}
     convert_from = {"segment_input": _another_number}
-
-    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Create the parameter `table`: (segments, E)."""
-        super().__init__(shape, options)
-        self.table = nn.Parameter(torch.zeros(options.num_segments, shape.embed_dim))
+    table: nn.Parameter  # (segments, E)
 
     def embed(self, positions: Positions) -> Tensor:
         """Return the vector of each query's segment: (B, T, E).

@@ -232,19 +232,14 @@ class LearnedTransformerXL(PositionScheme):
     default_share = "none"
     clip = "vectors"
     tables = {
-        "key_table": Table(rows="distance", neutral=0.0, grows=WITH_K),
-        "content_bias": Table(neutral=0.0, grows=WITH_Q, meaning="u"),
-        "bias_table": Table(rows="distance", neutral=0.0, grows=WITH_BOTH),
+        "key_table": Table("table_heads distances head_dim", std=0.02, rows="distance", neutral=0.0, grows=WITH_K),
+        "content_bias": Table("table_heads head_dim", std=0.02, neutral=0.0, grows=WITH_Q, meaning="u"),
+        "bias_table": Table("table_heads distances", std=0.02, rows="distance", neutral=0.0, grows=WITH_BOTH),
     }
     elsewhere = {"transformer-xl": "attn_type 1"}
-
-    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Create the parameter `key_table`: (heads|1, R, D), `content_bias`: (., D), `bias_table`: (., R)."""
-        super().__init__(shape, options)
-        heads, rows, dim = self.table_heads, self.clipped.size, shape.head_dim
-        self.key_table = self.draw(heads, rows, dim, std=0.02)
-        self.content_bias = self.draw(heads, dim, std=0.02)
-        self.bias_table = self.draw(heads, rows, std=0.02)
+    key_table: nn.Parameter  # (heads|1, R, D)
+    content_bias: nn.Parameter  # (heads|1, D)
+    bias_table: nn.Parameter  # (heads|1, R)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Return q.a_r, s_r and u.k."""

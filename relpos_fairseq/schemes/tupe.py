@@ -220,28 +220,23 @@ class TupeReleased(PositionScheme):
     table_limited = True
     resets_by_default = True
     tables = {
-        "position_table": Table(rows="position", has_heads=False),
-        "norm_weight": Table(has_heads=False),
-        "norm_bias": Table(has_heads=False),
-        "query_projection": Table(neutral=0.0, grows=WITH_BOTH, flat_heads=True),
-        "query_bias": Table(neutral=0.0, grows=WITH_BOTH, flat_heads=True),
-        "key_projection": Table(flat_heads=True),
-        "key_bias": Table(flat_heads=True),
-        "bias_table": Table(rows="distance", neutral=0.0),
+        "position_table": Table("max_positions embed_dim", std=0.02, rows="position", has_heads=False),
+        "norm_weight": Table("embed_dim", start=1.0, has_heads=False),
+        "norm_bias": Table("embed_dim", has_heads=False),
+        "query_projection": Table("embed_dim embed_dim", std=0.02, neutral=0.0, grows=WITH_BOTH, flat_heads=True),
+        "query_bias": Table("embed_dim", neutral=0.0, grows=WITH_BOTH, flat_heads=True),
+        "key_projection": Table("embed_dim embed_dim", std=0.02, flat_heads=True),
+        "key_bias": Table("embed_dim", flat_heads=True),
+        "bias_table": Table("num_heads distances", std=0.02, rows="distance", neutral=0.0),
     }
-
-    def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
-        """Create `position_table`: (max_positions, E), the projections: (E, E), `bias_table`: (H, buckets)."""
-        super().__init__(shape, options)
-        width = shape.embed_dim
-        self.position_table = self.draw(shape.max_positions, width, std=0.02)
-        self.norm_weight = nn.Parameter(torch.ones(width))
-        self.norm_bias = nn.Parameter(torch.zeros(width))
-        self.query_projection = self.draw(width, width, std=0.02)
-        self.query_bias = nn.Parameter(torch.zeros(width))
-        self.key_projection = self.draw(width, width, std=0.02)
-        self.key_bias = nn.Parameter(torch.zeros(width))
-        self.bias_table = self.draw(shape.num_heads, BUCKETS, std=0.02)
+    position_table: nn.Parameter  # (max_positions, E)
+    norm_weight: nn.Parameter  # (E,), as the other norm's and projections' biases
+    norm_bias: nn.Parameter
+    query_projection: nn.Parameter  # (E, E)
+    query_bias: nn.Parameter
+    key_projection: nn.Parameter  # (E, E)
+    key_bias: nn.Parameter
+    bias_table: nn.Parameter  # (H, buckets)
 
     @property
     def relation(self) -> Bucketed:
