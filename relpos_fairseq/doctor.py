@@ -13,17 +13,17 @@ from pathlib import Path
 
 import torch
 
-from relpos_fairseq.attention import AttentionInputs, api, cache, native, triton
+from relpos_fairseq.attention import api, cache, native, triton
 from relpos_fairseq.attention.native import build
 from relpos_fairseq.attention.triton import call_signature, selftest, selftest_cache
-from relpos_fairseq.benchmarks.candidates import SchemeCandidate
-from relpos_fairseq.benchmarks.workload import AttentionSetting, schemes_for
+from relpos_fairseq.calls import small_call
 from relpos_fairseq.io import packages, processor
+from relpos_fairseq.schemes import schemes_for
 from relpos_fairseq.version import __version__
 
 SETS = ("sse4_2", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 LENGTHS = (1, 65)  # of the self-check, before CHECKED
-CHECKED, HEADS, DIM, CLIP = 130, 2, 16, 16
+CHECKED, HEADS, DIM = 130, 2, 16
 SHOWN = (32, 512)  # tokens for which backends are named
 Line = tuple[str, str, bool]  # heading, what is said, whether it is wrong
 
@@ -100,7 +100,7 @@ def _self_check() -> Line:
     """Compare the kernel in C with fp64, in values and all gradients of every scheme."""
     erred, count = [], 0
     for number, name in enumerate(schemes_for(attention=True)):
-        inputs = call_of(name, CHECKED, causal=number % 2 == 1)
+        inputs = small_call(name, number % 2 == 1, CHECKED, HEADS, DIM)
         untried = any(term.decay is not None for term in inputs.terms)  # a trial has no gates
         if untried or native.refusal_anywhere(inputs) is not None:
             continue
@@ -120,7 +120,7 @@ def _gpus() -> Iterator[Line]:
     for number in range(count):
         facts = selftest_cache.machine(f"cuda:{number}") if find_spec("triton") else {"gpu": "?"}
         yield "gpu", f"{facts['gpu']}; {driver}", False
-    call = call_of(schemes_for(attention=True)[-1], SHOWN[-1], device="cuda" if count else "cpu")
+    call = small_call(schemes_for(attention=True)[-1], False, SHOWN[-1], HEADS, DIM, "cuda" if count else "cpu")
     reasons = triton.reasons(call)
     said = f"serves nothing here: {'; '.join(reasons)}" if reasons else "its kernels serve the GPU"
     yield "triton", said + f" (RELPOS_TRITON={selftest_cache.switch() or 'unset'})", bool(reasons and count)
@@ -143,19 +143,10 @@ def _cache() -> Iterator[Line]:
     yield "cache", said if kept else remedy, not kept
 
 
-def call_of(name: str, tokens: int, causal: bool = False, device: str = "cpu") -> AttentionInputs:
-    """A training call of a scheme."""
-    place = torch.device(device)
-    setting = AttentionSetting(1, HEADS, tokens, DIM, CLIP, causal, torch.float32, place)
-    shape = (1, HEADS, tokens, DIM)
-    heads = (torch.zeros(shape, device=place, requires_grad=True) for _ in "qkv")
-    return SchemeCandidate(name, setting).call(*heads)
-
-
 def _chosen(tokens: int, device: str) -> str:
     """Return a line that names the backend which `auto` chooses for each scheme."""
     by_backend: dict[str, list[str]] = {}
     for name in schemes_for(attention=True):
-        by_backend.setdefault(api.choose(call_of(name, tokens, device=device)), []).append(name)
+        by_backend.setdefault(api.choose(small_call(name, False, tokens, HEADS, DIM, device)), []).append(name)
     parts = (f"{backend}: {', '.join(names)}" for backend, names in by_backend.items())
     return "auto takes " + "; ".join(parts)

@@ -6,14 +6,12 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from relpos_fairseq.attention import AttentionInputs, blocked, native, sdpa, triton
+from relpos_fairseq.calls import small_call
 from relpos_fairseq.config import AUTO_CLIP, PositionConfig, resolve
 from relpos_fairseq.io.files import write_text
 from relpos_fairseq.options import in_order
 from relpos_fairseq.placement import Placement
-from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape, PositionScheme
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
@@ -56,18 +54,6 @@ def parameters(name: str) -> int:
     stack = Placement(plan)
     layers = [stack.layer_schemes(layer) for layer in range(LAYERS)]
     return sum(p.numel() for p in {p for part in (stack, *layers) for p in part.parameters()})
-
-
-def small_call(name: str, causal: bool = False) -> AttentionInputs:
-    """A small attention call with the scheme's terms, which shows what it consists of."""
-    causal = causal or scheme_class(name).causal_only
-    shape = AttentionShape(embed_dim=8, num_heads=2, max_positions=4, causal=causal)
-    stack = Placement(resolve(PositionConfig(position_scheme=name), shape, "translation"))
-    layer, positions = stack.layer_schemes(0), Positions(4, 4)
-    context = stack.context(positions)
-    terms = context.shared + layer.evaluate(positions).terms + layer.gated(torch.zeros(4, 1, 8))
-    x = torch.zeros(1, 2, 4, 4)
-    return AttentionInputs(x, x, x, terms, positions, 0.5, causal)
 
 
 def backends(name: str) -> str:

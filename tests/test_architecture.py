@@ -32,6 +32,7 @@ ORDER = """
     schemes
     placement
     config saved_options
+    calls
     nn
     metrics modules
     data
@@ -44,8 +45,8 @@ ORDER = """
     evaluation
     export
     scheme_table
-    benchmarks
-    comparison doctor
+    benchmarks doctor
+    comparison
     plugin
     cli
 """
@@ -60,7 +61,7 @@ ONLY = {
 }
 # Rooms that do not import fairseq when they are imported.
 PURE = """
-    io heads positions relations terms options scheme rotation gates attention text schemes placement config nn
+    io heads positions relations terms options scheme rotation gates attention text schemes placement config calls nn
     doctor preparation cli
 """.split()
 

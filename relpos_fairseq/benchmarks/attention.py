@@ -48,12 +48,11 @@ from relpos_fairseq.benchmarks.workload import (
     lengths_of,
     prepare_run,
     scheme_and_backend,
-    schemes_for,
     schemes_of,
     setting_of,
 )
 from relpos_fairseq.io.progress import progress
-from relpos_fairseq.schemes import parse_hybrid
+from relpos_fairseq.schemes import parse_hybrid, schemes_for
 
 OURS = [name for name in BACKENDS if name != "reference"]  # which is --naive
 FORMULA = {"cpu": 1 << 27, "cuda": 1 << 31}  # elements of the formula's largest tensor, at most

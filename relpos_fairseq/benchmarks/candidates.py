@@ -15,6 +15,7 @@ from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention.api import choose
 from relpos_fairseq.attention.reference import GatheredProducts, static_logits
 from relpos_fairseq.benchmarks.workload import AttentionSetting, draw, draw_heads, label_of, takes_clip
+from relpos_fairseq.calls import layer_call, rotated
 from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.placement import DecodingTerms, Placement, decay_of
 from relpos_fairseq.positions import Positions
@@ -166,17 +167,7 @@ class SchemeCandidate(Candidate):
 
     def call(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
         """Return the call of attention for a whole sequence, its terms computed anew."""
-        context = self.stack.context(self.positions)
-        own = self.layer.evaluate(self.positions).terms + self.layer.gated(self.source)
-        terms = context.shared + own
-        made = AttentionInputs(q, k, v, terms, self.positions, self.stack.plan.scale, self.setting.causal)
-        if context.rotation is None:
-            return made
-        scheme, prepared = context.rotation
-        turned = scheme.transform_query(q, prepared, 0), scheme.transform_key(k, prepared, 0)
-        if any(term.uses_unrotated_qk for term in terms):
-            return replace(made, content_q=turned[0], content_k=turned[1])
-        return replace(made, q=turned[0], k=turned[1])
+        return layer_call(self.stack, self.layer, self.stack.context(self.positions), q, k, v, self.source)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(self.call(q, k, v), self.backend)[0]
@@ -207,23 +198,17 @@ class SchemeCandidate(Candidate):
         def advance(first: int) -> AttentionInputs:
             cache.length = first
             terms = context.shared + cache.position.evaluate(self.layer, positions).terms
-            new = {"key": k[:, :, first:], "content_key": None, "value": v[:, :, first:]}
-            query, content_q = q, None
-            if context.rotation is not None:
-                scheme, prepared = context.rotation
-                turned = scheme.transform_key(new["key"], prepared, first)
-                if any(term.uses_unrotated_qk for term in terms):
-                    new["content_key"] = turned
-                    content_q = scheme.transform_query(q, prepared, length - 1)
-                else:
-                    new["key"], query = turned, scheme.transform_query(q, prepared, length - 1)
-            kept, scale = cache.append(new | self.layer.gates(source[first:length]), None), self.stack.plan.scale
+            fresh, scale = (k[:, :, first:], v[:, :, first:]), self.stack.plan.scale
+            new = rotated(AttentionInputs(q, *fresh, terms, positions, scale, causal=True), context)
+            tensors = {"key": new.k, "content_key": new.content_k, "value": new.v}
+            kept = cache.append(tensors | self.layer.gates(source[first:length]), None)
             terms += decay_of(kept)
-            tables = cache.tables(terms, positions, query, scale)
-            inputs = AttentionInputs(query, kept["key"], kept["value"], terms, positions, scale, causal=True)
+            tables = cache.tables(terms, positions, new.q, scale)
             return replace(
-                inputs,
-                content_q=content_q,
+                new,
+                k=kept["key"],
+                v=kept["value"],
+                terms=terms,
                 content_k=kept["content_key"],
                 clipped_key_products=cache.clipped_key_products(tables, kept["key"]),
                 step_tables=tables,

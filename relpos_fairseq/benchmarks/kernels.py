@@ -26,7 +26,8 @@ from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.attention import triton as backend
 from relpos_fairseq.benchmarks.candidates import SchemeCandidate
 from relpos_fairseq.benchmarks.measurement import table, write_csv, write_section
-from relpos_fairseq.benchmarks.workload import AttentionSetting, Options, schemes_for, schemes_of
+from relpos_fairseq.benchmarks.workload import AttentionSetting, Options, schemes_of
+from relpos_fairseq.schemes import schemes_for
 
 DTYPES = ("bfloat16", "float16", "float32")
 MASKS = ("both", "causal", "padding", "dropout")

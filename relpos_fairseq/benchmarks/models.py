@@ -36,12 +36,12 @@ from relpos_fairseq.benchmarks.workload import (
     Options,
     check_least,
     chosen_of,
-    in_attention,
     lengths_of,
     prepare_run,
     set_labels,
     setting_of,
 )
+from relpos_fairseq.schemes import in_attention
 
 TOGETHER = 5  # models in memory beside the baseline: base ones take a gigabyte each
 PARTS = {"translation": ("train", "generate"), "layers": ("train", "forward", "memory")}

@@ -19,7 +19,7 @@ from relpos_fairseq.attention.native.build import X86
 from relpos_fairseq.io import processor
 from relpos_fairseq.io.child import command_of
 from relpos_fairseq.options import CLIP_DISTANCE
-from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
+from relpos_fairseq.schemes import in_attention, parse_hybrid, schemes_for
 
 EVERY_LENGTH = tuple(64 << step for step in range(9))  # 64 .. 16384
 PLAIN = "none"  # attention without positions, evaluated by this package
@@ -41,24 +41,9 @@ def scheme_and_backend(label: str) -> tuple[str, str]:
     return scheme, backend or "auto"
 
 
-def in_attention(name: str) -> bool:
-    """Return whether a scheme is evaluated in attention; others act on the input alone."""
-    return any(member.own_scale is not None for member in parse_hybrid(name))
-
-
 def has_formula(name: str) -> bool:
     """Return whether attention with a scheme is more than torch's own."""
     return in_attention(name) and name != PLAIN
-
-
-def schemes_for(causal: bool = False, attention: bool = False) -> list[str]:
-    """Return the schemes that `all` stands for.
-
-    Schemes for decoders alone are among them only with `causal`; schemes that act on the input alone only without
-    `attention`.
-    """
-    names = [name for name in scheme_names() if causal or not scheme_class(name).causal_only]
-    return [name for name in names if in_attention(name) or not attention]
 
 
 def takes_clip(name: str) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention.api import reads_key_rows, refuse_terms
+from relpos_fairseq.calls import layer_call, layer_terms, rotated
 from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.nn.packed import products
 from relpos_fairseq.placement import Placement, PositionContext, SchemeStack, decay_of
@@ -99,8 +100,7 @@ class SelfAttention(nn.Module):
     def _inputs(self, query: Tensor, context: PositionContext, key_padding: Tensor | None) -> AttentionInputs:
         """Project (T, B, E) and return the inputs of attention, with shared and own terms."""
         source = _source(query, context)
-        terms = context.shared + self.position.evaluate(context.positions).terms
-        return self._project(query, source, context, terms + self.position.gated(source), key_padding)
+        return self._project(query, source, context, layer_terms(self.position, context, source), key_padding)
 
     def _step_inputs(
         self, query: Tensor, context: PositionContext, new_padding: Tensor | None, cache: DecodingCache
@@ -161,7 +161,7 @@ class SelfAttention(nn.Module):
             window=context.window,
             documents=context.documents,
         )
-        return _rotated(inputs, context)
+        return rotated(inputs, context)
 
     def _heads(self, rows: Tensor, shape: torch.Size) -> Tensor:
         """Split (L B, E) by head, for the shape (L, B, E): (B, H, L, D)."""
@@ -173,20 +173,6 @@ def _source(query: Tensor, context: PositionContext) -> Tensor:
     if context.memory is None:
         return query
     return torch.cat([context.memory.to(query), query])
-
-
-def _rotated(inputs: AttentionInputs, context: PositionContext) -> AttentionInputs:
-    """Return the inputs with q and k transformed for the content, where a scheme rotates them."""
-    if context.rotation is None:
-        return inputs
-    scheme, prepared = context.rotation
-    positions, q, k = context.positions, inputs.q, inputs.k
-    first_key = positions.src_len - k.size(2)  # memory, or in decoding the new tokens alone
-    q = scheme.transform_query(q, prepared, positions.query_start)
-    k = scheme.transform_key(k, prepared, first_key)
-    if any(term.uses_unrotated_qk for term in inputs.terms):
-        return replace(inputs, content_q=q, content_k=k)
-    return replace(inputs, q=q, k=k)  # no term uses them before rotation
 
 
 def _check_cached(cached: int, src_len: int) -> None:
@@ -211,6 +197,5 @@ def check_backend(placement: Placement, schemes: SchemeStack, embed_dim: int, nu
     with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a scheme's dropout may draw random numbers
         positions = placement.positions(tokens, 1, 2, segments=tokens)
         context = placement.context(positions).of_layer(schemes.layer)
-        terms = context.shared + schemes.evaluate(positions).terms + schemes.gated(torch.zeros(2, 1, embed_dim))
-        call = AttentionInputs(heads, heads, heads, terms, positions, plan.scale, plan.shape.causal)
-        refuse_terms(plan.backend, plan.name, _rotated(call, context))
+        call = layer_call(placement, schemes, context, heads, heads, heads, torch.zeros(2, 1, embed_dim))
+        refuse_terms(plan.backend, plan.name, call)

@@ -39,6 +39,16 @@ def scheme_class(name: str) -> type[PositionScheme]:
     return REGISTER[name]
 
 
+def schemes_for(causal: bool = False, attention: bool = False) -> list[str]:
+    """Return the schemes that `all` stands for.
+
+    Schemes for decoders alone are among them only with `causal`; schemes that act on the input alone only without
+    `attention`.
+    """
+    names = [name for name in scheme_names() if causal or not scheme_class(name).causal_only]
+    return [name for name in names if in_attention(name) or not attention]
+
+
 def named_elsewhere(library: str) -> dict[str, str]:
     """Map the names that another library has for our schemes to ours."""
     named = ((REGISTER[ours].elsewhere.get(library), ours) for ours in scheme_names())
@@ -89,3 +99,8 @@ def parse_hybrid(text: str) -> tuple[type[PositionScheme], ...]:
             f"their channels apart, which together depend on absolute positions: choose one"
         )
     return members
+
+
+def in_attention(name: str) -> bool:
+    """Return whether a scheme is evaluated in attention; others act on the input alone."""
+    return any(member.own_scale is not None for member in parse_hybrid(name))

@@ -21,7 +21,8 @@ from relpos_fairseq.attention.inputs import probabilities
 from relpos_fairseq.benchmarks import attention, candidates, measurement
 from relpos_fairseq.benchmarks.attention import _compared
 from relpos_fairseq.benchmarks.candidates import LayerCandidate, NoPositions, SchemeCandidate, runner
-from relpos_fairseq.benchmarks.workload import AttentionSetting, draw_heads, schemes_for
+from relpos_fairseq.benchmarks.workload import AttentionSetting, draw_heads
+from relpos_fairseq.schemes import schemes_for
 
 TINY = ["--heads", "2", "--head-dim", "8", "--position-clip-distance", "3", "--rounds", "2", "--seconds", "1"]
 TINY += ["--threads", str(torch.get_num_threads())]
