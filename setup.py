@@ -69,6 +69,7 @@ REQUIRES = [
     "bitarray",
     "scikit-learn",
     "packaging",
+    "filelock>=4.1",  # forked workers do not inherit its locks
     "shtab>=1.7",  # relpos completion
 ]
 
