@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -171,26 +172,30 @@ def summarise_task(label: str, results: list[dict], spec: Spec) -> TaskSummary:
 
 def table_of(name: str, metric: Metric, schemes: dict[str, dict[int, dict]], spec: Spec) -> Table:
     """Return the intervals and tests of a metric on a test set; all schemes are scored on the same resamples."""
-    generator = np.random.default_rng(0)
     rows, weights = {}, None
     for scheme, runs in schemes.items():
         examples = np.stack([statistics_of(run["sets"][name], metric) for run in runs.values()])
         if weights is None:
-            weights = statistics.resample(examples.shape[1], statistics.DRAWS, generator)
+            weights = statistics.resample(examples.shape[1], statistics.DRAWS, np.random.default_rng(0))
         whole, step = metric.value(examples.sum(1)), 100 / examples.shape[1] if metric.counts else 0.0
         drawn = statistics.draws_of(metric, examples, weights)
-        estimate = statistics.interval(whole, drawn, generator, step).within(*metric.limits)
+        estimate = statistics.interval(whole, drawn, draws_for(scheme), step).within(*metric.limits)
         further = statistics.next_seed(whole, step).within(*metric.limits)
         rows[scheme] = Row(list(runs), whole, drawn, estimate, further)
     first = next(iter(next(iter(schemes.values())).values()))["sets"][name]
     table = Table(name, metric, first["lengths"]["shape"][0], weights.shape[1], rows)
     pairs = [(one, other) for one, other in spec.pairs if one in rows and other in rows]
     span = metric.limits[1] - metric.limits[0]
-    found = [difference(one, other, rows, len(pairs), span, step, generator) for one, other in pairs]
+    found = [difference(one, other, rows, len(pairs), span, step) for one, other in pairs]
     found = [one for one in found if one is not None]
     holm = statistics.holm([one.p for one in found])
     table.differences = [replace(one, holm=p) for one, p in zip(found, holm, strict=True)]
     return table
+
+
+def draws_for(*labels: str) -> np.random.Generator:
+    """Return what draws the seeds of a scheme or a pair: its own, so that further schemes change no other interval."""
+    return np.random.default_rng(zlib.crc32("\0".join(labels).encode()))
 
 
 def statistics_of(scored: dict, metric: Metric) -> np.ndarray:
@@ -200,13 +205,7 @@ def statistics_of(scored: dict, metric: Metric) -> np.ndarray:
 
 
 def difference(
-    scheme: str,
-    other: str,
-    rows: dict[str, Row],
-    comparisons: int,
-    span: float,
-    step: float,
-    generator: np.random.Generator,
+    scheme: str, other: str, rows: dict[str, Row], comparisons: int, span: float, step: float
 ) -> Difference | None:
     """Compare two schemes on the seeds that both have; None where there are none.
 
@@ -217,7 +216,6 @@ def difference(
         comparisons: how many the table has.
         span: the largest possible difference.
         step: what one example changes.
-        generator: draws the seeds.
     """
     first, second = rows[scheme], rows[other]
     common = [seed for seed in first.seeds if seed in second.seeds]
@@ -230,7 +228,7 @@ def difference(
         scheme,
         other,
         len(common),
-        statistics.interval(whole, drawn, generator, step).within(-span, span),
+        statistics.interval(whole, drawn, draws_for(scheme, other), step).within(-span, span),
         p,
         p,
         statistics.detectable(whole, comparisons),

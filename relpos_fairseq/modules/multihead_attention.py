@@ -50,7 +50,7 @@ class RelPosMultiheadAttention(FairseqIncrementalState, SelfAttention):
         self._noise = q_noise, qn_block_size
         super().__init__(embed_dim, num_heads, schemes, scale, **more)
 
-    def projection(self) -> nn.Module:
+    def projection(self) -> nn.Linear:
         return quant_noise(super().projection(), *self._noise)
 
     def forward(

@@ -12,7 +12,7 @@ is moved: `places` says in which row each lies, so that hypotheses share what th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -163,9 +163,11 @@ class DecodingCache:
         if self.padding is not None:
             self.padding = self.padding.index_select(0, order)
         if self._buffers and self.is_read_by_rows and not torch.is_grad_enabled():
-            if self.places is None:
-                self.places = torch.arange(self.rows)[:, None].expand(-1, self.length)
-            self.places = self.places.index_select(0, order)
+            places = self.places
+            if places is None:
+                rows = next(iter(self._buffers.values())).size(0)
+                places = torch.arange(rows)[:, None].expand(-1, self.length)
+            self.places = places.index_select(0, order)
             return
         self._gather()
         for name, buffer in self._buffers.items():
@@ -185,7 +187,7 @@ class DecodingCache:
         self.places = None
 
 
-def _fits(buffer: Tensor | None, rows: int, slots: int) -> bool:
+def _fits(buffer: Tensor | None, rows: int, slots: int) -> TypeGuard[Tensor]:
     """Return whether a buffer has room for so many rows and slots, and may be written."""
     return buffer is not None and buffer.size(0) >= rows and buffer.size(2) >= slots and _writable(buffer)
 

@@ -42,7 +42,7 @@ class PackedProduct:
 
     def applies_to(self, rows: Tensor) -> bool:
         """Return True if rows can be multiplied so: on a CPU, in fp32 like the weights, without gradients."""
-        weight = self.layers[0]._parameters["weight"]  # an attribute of a module is found more slowly
+        weight: Any = self.layers[0]._parameters["weight"]  # an attribute of a module is found more slowly
         plain = rows.dtype is weight.dtype is torch.float32 and rows.is_cpu and weight.is_cpu
         return plain and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and not is_captured()
 
@@ -60,7 +60,7 @@ class PackedProduct:
         return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS), bias
 
 
-def side_by_side(layers: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None]:
+def side_by_side(layers: Sequence[nn.Linear | ReducedLinear]) -> tuple[Tensor, Tensor | None]:
     """Return the weight and the bias of one layer whose outputs are those of all, which have biases alike."""
     weight = torch.cat([layer.weight.detach() for layer in layers])
     biases = [layer.bias for layer in layers if layer.bias is not None]
@@ -92,7 +92,7 @@ class ReducedLinear(nn.Module):
 
     kind: str  # a name of KINDS
 
-    def __init__(self, *layers: nn.Module) -> None:
+    def __init__(self, *layers: nn.Linear | ReducedLinear) -> None:
         """Make one layer of those that read the same input, their outputs side by side."""
         super().__init__()
         weight, bias = side_by_side(layers)
@@ -102,6 +102,14 @@ class ReducedLinear(nn.Module):
 
     def take(self, weight: Tensor, bias: Tensor | None) -> None:
         """Keep a weight (out, in) and a bias (out,)."""
+        raise NotImplementedError
+
+    @property
+    def weight(self) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def bias(self) -> Tensor | None:
         raise NotImplementedError
 
     @staticmethod

@@ -54,7 +54,7 @@ class SelfAttention(nn.Module):
             scheme.read_content(self.q_proj, self.k_proj)
         self.reset_parameters()
 
-    def projection(self) -> nn.Module:
+    def projection(self) -> nn.Linear:
         """Return a projection of E to E channels."""
         return nn.Linear(self.embed_dim, self.embed_dim)
 
