@@ -411,7 +411,7 @@ def draw_lengths(path: Path, modes: dict[str, list[dict]], baseline: str, title:
         for axis, (heading, rows) in zip(axes, modes.items(), strict=True):
             _draw_mode(axis, rows, names)
             axis.set_title(heading)
-        lines = [line for line in axes[0].lines if line.get_label() in map(_scheme_of, names)]
+        lines = [line for line in axes[0].lines if str(line.get_label()) in map(_scheme_of, names)]
         axes[0].figure.legend(handles=lines, loc="outside right upper")
 
 

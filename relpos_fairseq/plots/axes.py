@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -26,6 +27,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from relpos_fairseq.io.files import atomic_path
@@ -45,7 +47,7 @@ NAMELESS = ("part", "data")  # keys whose values say by themselves what they are
 ABSENT = "#e6e6e6"  # the colour of entries that do not exist
 MOST_TOKENS = 40  # tokens that are written on the axes of an image; where there are more, none is
 LONGEST = 14  # characters of a token on an axis; longer ones would run into the title
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "figure.titlesize": 11,
@@ -187,8 +189,8 @@ def svg_text(picture: Picture) -> str:
     Equal pictures give equal texts.
     """
     file, nothing = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    style = STYLE | {"svg.fonttype": "none", "svg.hashsalt": "", "font.sans-serif": ["DejaVu Sans"]}
-    with plt.rc_context(style), warnings.catch_warnings():
+    svg = {"svg.fonttype": "none", "svg.hashsalt": "", "font.sans-serif": "DejaVu Sans"}
+    with plt.rc_context(STYLE | svg), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's browser has it
         figure = draw_picture(picture)
         figure.savefig(file, format="svg", transparent=True, metadata=nothing)
@@ -272,7 +274,8 @@ def draw_bar_panels(figure: Figure, axes: list[Axes], picture: Picture) -> None:
 
 def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
     """Draw a line, or dots, for every row of a panel; several are told apart by colour, marker and dash."""
-    most, curves = max(len(panel.rows) for panel in picture.panels), []
+    most = max(len(panel.rows) for panel in picture.panels)
+    curves: list[list[Line2D]] = []  # of each panel
     for ax, panel in zip(axes, picture.panels, strict=True):
         curves.append([])
         if picture.kind == "lines" and picture.neutral is not None:
