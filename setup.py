@@ -69,6 +69,7 @@ REQUIRES = [
     "bitarray",
     "scikit-learn",
     "packaging",
+    "filelock>=4.1",  # forked workers do not inherit its locks
     "shtab>=1.7",  # relpos completion
 ]
 
@@ -82,7 +83,7 @@ EXTRAS = {
     "onnx": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.5"],
     "lm-eval": ["lm-eval>=0.4.13"],  # beside transformers 4: datasets<5 and huggingface_hub<1
     "transformers": ["transformers>=4.44", "safetensors"],
-    "compare": ["jinja2", "pyyaml", "sentencepiece", "sacremoses", "scipy", "tabulate"],
+    "compare": ["jinja2", "matplotlib", "pyyaml", "sentencepiece", "sacremoses", "scipy", "tabulate"],
     "slurm": ["submitit>=1.5"],
     "benchmark": ["matplotlib", "sentencepiece"],
 }

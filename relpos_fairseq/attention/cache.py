@@ -73,11 +73,9 @@ def locked(path: Path) -> Iterator[None]:
 
     Where that file cannot be opened or locked, the block runs without a lock.
     """
-    import fcntl  # Windows lacks it
+    from filelock import FileLock
 
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # the lock file of another user, in a folder that several share
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # nothing is cut off, no link is followed
-            file = stack.enter_context(os.fdopen(os.open(path.with_suffix(".lock"), flags, 0o600), "r+b"))
-            fcntl.flock(file, fcntl.LOCK_EX)
+            stack.enter_context(FileLock(path.with_suffix(".lock"), mode=0o600, fallback_to_soft=False))
         yield

@@ -29,7 +29,6 @@ from relpos_fairseq.io.reading import reading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Time.  `torch.utils.benchmark.timer` waits for the GPU before it reads the clock.  Torch's `Timer` takes all samples
@@ -372,10 +371,8 @@ def write_section(path: Path, key: str, text: str) -> None:
 # Plots.
 
 PLOT_KINDS = (".png", ".svg", ".pdf")
-BLUE, ORANGE = "#0072B2", "#D55E00"
 STYLES = {"": "-", "naive": "--", "FlexAttention": ":"}  # others: a backend by name
 BACKEND_STYLE = "-."
-MARKERS = "os^vDxPh"
 
 
 def check_plot(path: Path | None) -> None:
@@ -387,79 +384,63 @@ def check_plot(path: Path | None) -> None:
     importlib.import_module("matplotlib")
 
 
-def draw_bars(path: Path, panels: dict[str, dict[str, float]], title: str) -> None:
+def draw_bars(path: Path, parts: dict[str, dict[str, float]], title: str) -> None:
     """Draw a panel for each measurement, a bar for each row with its ratio, and a line at 1."""
-    from matplotlib.figure import Figure
+    from relpos_fairseq.plots.axes import COLOURS, panels
 
-    tallest = max(len(rows) for rows in panels.values())
-    figure = Figure((3.6 * len(panels) + 1.4, 0.22 * tallest + 1.4), layout="tight")
-    grid = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axis, (heading, rows) in zip(grid, panels.items(), strict=True):
-        names, values = list(rows), list(rows.values())
-        colours = [BLUE if " " not in name and name != "fairseq" else ORANGE for name in names]
-        axis.barh(names, values, color=colours)
-        axis.axvline(1, color="black", linewidth=0.8)
-        axis.invert_yaxis()
-        axis.set_title(heading, fontsize=9)
-        axis.tick_params(labelsize=7)
-        for name, value in rows.items():
-            axis.text(value, name, f" {value:.2f}", va="center", fontsize=6)
-        axis.margins(x=0.15)
-    figure.suptitle(title, fontsize=9)
-    _save(figure, path)
+    height = 0.22 * max(map(len, parts.values())) + 1.4
+    with panels(path, len(parts), 3.6 + 1.4 / len(parts), height, title) as axes:
+        for axis, (heading, rows) in zip(axes, parts.items(), strict=True):
+            colours = [COLOURS[" " in name or name == "fairseq"] for name in rows]
+            bars = axis.barh(list(rows), list(rows.values()), color=colours)
+            axis.bar_label(bars, fmt=" {:.2f}", fontsize=6)
+            axis.axvline(1, color="black", linewidth=0.8)
+            axis.invert_yaxis()
+            axis.set_title(heading)
+            axis.tick_params(labelsize=7)
+            axis.margins(x=0.15)
 
 
 def draw_lengths(path: Path, modes: dict[str, list[dict]], baseline: str, title: str) -> None:
     """Draw a panel for each mode, a colour for each scheme: median ratio over length, without the baseline."""
-    from matplotlib.figure import Figure
+    from relpos_fairseq.plots.axes import panels
 
-    figure = Figure((3 + 5 * len(modes), 6.5), layout="constrained")
-    grid = figure.subplots(1, len(modes), squeeze=False)[0]
-    found = [row for rows in modes.values() for row in rows if row["name"] != baseline]
-    names = list(dict.fromkeys(row["name"] for row in found))
-    for axes, (heading, rows) in zip(grid, modes.items(), strict=True):
-        _draw_mode(axes, rows, names)
-        axes.set_title(heading)
-    lines = dict(zip(*reversed(figure.axes[0].get_legend_handles_labels()), strict=True))
-    shown = [scheme for scheme in _schemes(names) if scheme in lines]
-    figure.legend([lines[n] for n in shown], shown, loc="outside right upper", fontsize="small")
-    figure.suptitle(f"{title}\ndashed: the papers' formula; dotted: FlexAttention", fontsize="small")
-    _save(figure, path)
+    names = list(dict.fromkeys(row["name"] for rows in modes.values() for row in rows if row["name"] != baseline))
+    title += "\ndashed: the papers' formula; dotted: FlexAttention"
+    with panels(path, len(modes), 5 + 3 / len(modes), 6.5, title) as axes:
+        for axis, (heading, rows) in zip(axes, modes.items(), strict=True):
+            _draw_mode(axis, rows, names)
+            axis.set_title(heading)
+        lines = [line for line in axes[0].lines if str(line.get_label()) in map(_scheme_of, names)]
+        axes[0].figure.legend(handles=lines, loc="outside right upper")
 
 
-def _schemes(names: list[str]) -> list[str]:
-    return list(dict.fromkeys(name.split(", ")[0] for name in names))
+def _scheme_of(name: str) -> str:
+    return name.split(", ")[0]
 
 
-def _draw_mode(axes: Axes, rows: list[dict], names: list[str]) -> None:
-    from matplotlib import colormaps
-    from matplotlib.ticker import FuncFormatter
+def _draw_mode(axis: Axes, rows: list[dict], names: list[str]) -> None:
+    from relpos_fairseq.plots.axes import COLOURS, MARKERS
 
-    schemes = _schemes(names)
+    schemes = list(dict.fromkeys(map(_scheme_of, names)))
     for name in names:
-        scheme, *way = name.split(", ")
-        number = schemes.index(scheme)
+        number, way = schemes.index(_scheme_of(name)), name.partition(", ")[2].split(", ")[0]
         found = [row for row in rows if row["name"] == name and "ratio" in row]
         found.sort(key=lambda row: row["length"])
-        axes.plot(
+        axis.plot(
             [row["length"] for row in found],
             [row["ratio"] for row in found],
-            STYLES.get(way[0] if way else "", BACKEND_STYLE),
-            marker=MARKERS[number % len(MARKERS)],
-            color=colormaps["tab20"](number % 20),
+            STYLES.get(way, BACKEND_STYLE),
+            marker=MARKERS[number // len(COLOURS) % len(MARKERS)],
+            color=COLOURS[number % len(COLOURS)],
             label=name,
         )
     lengths = sorted({row["length"] for row in rows})
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set_xticks(lengths, [f"{length}" for length in lengths])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_xlabel("length")
-    axes.set_ylabel("ratio to attention without positions")
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.grid(alpha=0.3)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    with atomic_path(path) as partial:
-        figure.savefig(partial, dpi=150)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=2)
+    axis.set_xticks(lengths, [f"{length}" for length in lengths])
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_xlabel("length")
+    axis.set_ylabel("ratio to attention without positions")
+    axis.axhline(1.0, color="black", linewidth=0.8)
+    axis.grid(alpha=0.3)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from itertools import cycle
-from math import ceil, floor, log10
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from relpos_fairseq.comparison.summary import Difference, Points, Summary, Table, TaskSummary, summarise
 from relpos_fairseq.io.errors import UserError
@@ -45,11 +45,6 @@ COLUMNS = (
     *("other", "difference", "difference_low", "difference_high", "p", "p_holm", "detectable"),
     *("seeds_above", "seeds_below", "parameters", "processor_seconds", "megabytes"),
 )
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f", "#b2182b", "#6a3d9a")
-DASHES = ("", "6 3", "2 3")  # each round of colours has its own
-# A chart in pixels: its size, and the ends of its axes.
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 500, 330, 64, 486, 12, 278
-TICKS = 6
 Rows = list[tuple[list[str], bool]]  # cells, and whether the difference is significant
 
 
@@ -115,19 +110,17 @@ def html_page(summary: Summary) -> str:
 
     parts = []
     for part in summary.tasks:
-        colours = dict(zip(part.costs, cycle(COLOURS), strict=False))
-        metric = part.tables[0].metric.name
-        loss = "Validation loss during training, mean over seeds"
+        metric, names = part.tables[0].metric.name, list(part.costs)
         charts = [
-            chart(part.lengths, colours, f"{metric} by length, mean over seeds", part.unit, metric),
-            chart(part.curves, colours, loss, "updates", "bits a token"),
+            chart(part.lengths, names, f"{metric} by length", part.unit, metric),
+            chart(part.curves, names, "Validation loss during training", "updates", "bits a token"),
         ]
         scores = [
             {"caption": caption(table), "rows": score_rows(table, summary.baseline), "warnings": table.warnings()}
             for table in part.tables
         ]
         costs = [(row, False) for row in cost_rows(part)]
-        parts.append({"label": part.label, "scores": scores, "charts": charts, "colours": colours, "costs": costs})
+        parts.append({"label": part.label, "scores": scores, "charts": charts, "costs": costs})
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         summary=summary,
@@ -262,34 +255,14 @@ def made_rows(summary: Summary) -> list[tuple[str, str]]:
     return rows
 
 
-def chart(series: dict[str, Points], colours: dict[str, str], title: str, x: str, y: str) -> dict:
-    """Return what the template draws of lines by name: ticks and points in pixels, labels, colours and dashes."""
-    drawn = {"title": title, "x": x, "y": y, "width": WIDTH, "height": HEIGHT, "lines": []}
-    drawn |= {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
-    points = [point for line in series.values() for point in line]
-    if not points:
-        return drawn
-    xs, ys = (round_ticks(values) for values in zip(*points, strict=True))
+def chart(series: dict[str, Points], names: list[str], title: str, x: str, y: str) -> tuple[str, str]:
+    """Return a title, and a curve for each name as SVG; of names without a point, "" in its place."""
+    from relpos_fairseq.plots.axes import Panel, Picture, svg_text
 
-    def across(value: float) -> float:
-        return round(LEFT + (value - xs[0]) / (xs[-1] - xs[0]) * (RIGHT - LEFT), 1)
-
-    def up(value: float) -> float:
-        return round(BOTTOM - (value - ys[0]) / (ys[-1] - ys[0]) * (BOTTOM - TOP), 1)
-
-    drawn["x_ticks"] = [(across(value), f"{value:g}") for value in xs]
-    drawn["y_ticks"] = [(up(value), f"{value:g}") for value in ys]
-    for number, (name, line) in enumerate(series.items()):
-        dash, places = DASHES[number // len(COLOURS) % len(DASHES)], [(across(a), up(b)) for a, b in line]
-        drawn["lines"].append({"name": name, "colour": colours[name], "dash": dash, "points": places})
-    return drawn
-
-
-def round_ticks(values: tuple[float, ...]) -> list[float]:
-    """Return at most seven or eight round numbers, equally spaced, that enclose the values."""
-    low, high = min(values), max(values)
-    if high - low < 1e-12:
-        low, high = low - 0.5, high + 0.5
-    step = 10 ** floor(log10((high - low) / TICKS))
-    step *= next(times for times in (1, 2, 5, 10) if (high - low) / (step * times) <= TICKS)
-    return [round(number * step, 10) for number in range(floor(low / step), ceil(high / step) + 1)]
+    places = sorted({place for line in series.values() for place, _ in line})
+    if not places:
+        return title, ""
+    points = {name: dict(line) for name, line in series.items()}
+    values = np.array([[points.get(name, {}).get(place, np.nan) for place in places] for name in names])
+    panels = [Panel({}, names, places, values)]
+    return title, svg_text(Picture("", title, "mean over seeds", "lines", panels, "", "", (x, "", y), neutral=None))

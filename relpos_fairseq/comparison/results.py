@@ -10,14 +10,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import time
 from pathlib import Path
 from typing import TypedDict
 
 from relpos_fairseq.io.files import TEMPORARY, open_text_out, write_json
-from relpos_fairseq.io.reading import parse_json, read_json, reading
+from relpos_fairseq.io.reading import read_json, read_json_lines
 from relpos_fairseq.io.stages import locked
 
 ARCHIVE = "results.jsonl.gz"
@@ -60,7 +59,7 @@ class ResultStore:
     def read(self, name: str) -> dict | None:
         """Return a run's result from its own file or from the archive, or None where neither has it."""
         # The file first: `fold` removes it after its line is in the archive.
-        found = read_if_there(self.path(name))
+        found = read_json(self.path(name), dict[str, object], None)
         return self.archived().get(name) if found is None else found
 
     def newest(self, task: str, scheme: str, seed: int, settings: dict) -> dict | None:
@@ -70,7 +69,7 @@ class ResultStore:
         times = {name: line.get("finished", "") for name, line in found.items()}
         for path in self.files():
             name = f"{path.parent.name}/{path.stem}"
-            if name.startswith(start) and (result := read_if_there(path)):
+            if name.startswith(start) and (result := read_json(path, dict[str, object], None)):
                 changed = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
                 found[name], times[name] = result, result.get("finished", changed)
         matching = [name for name, one in found.items() if one["scheme"] == scheme and one["settings"] == settings]
@@ -100,7 +99,8 @@ class ResultStore:
         if not self.files():
             return 0
         with locked(self.folder, wait=True):
-            files = {path: found for path in self.files() if (found := read_if_there(path)) and found.keys() >= KEYS}
+            read = {path: read_json(path, dict[str, object], None) for path in self.files()}
+            files = {path: found for path, found in read.items() if found and found.keys() >= KEYS}
             merged = dict(self.archived())
             merged |= {f"{path.parent.name}/{path.stem}": result for path, result in files.items()}
             with open_text_out(self.folder / ARCHIVE, renews=True) as archive:
@@ -117,14 +117,4 @@ def read_archive(path: Path) -> dict[str, dict]:
     Raises:
         UserError: the file is not gzip, or its lines are not results in JSON.
     """
-    with reading(path, "a file of results as gzip's JSON lines"), gzip.open(path, "rb") as file:
-        lines = [parse_json(line, Result) for line in file]
-    return {line.pop("run"): line for line in lines}
-
-
-def read_if_there(path: Path) -> dict | None:
-    """Read a JSON file; return None if the file is missing, say because another process has just archived it."""
-    try:
-        return read_json(path, dict[str, object], None)
-    except FileNotFoundError:
-        return None
+    return {line.pop("run"): line for line in read_json_lines(path, Result)}

@@ -22,6 +22,7 @@ from relpos_fairseq.conversion.source import GeneratingSource
 from relpos_fairseq.conversion.vocabulary import order_words
 from relpos_fairseq.conversion.weight_files import read_weights, weight_files
 from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.relations import sinusoid_of_distance
 from relpos_fairseq.text.tokenizer import load_sentencepiece
 
 MARIAN = "marian"  # model_type
@@ -51,7 +52,7 @@ def read_marian(folder: Path, config: dict[str, Any], length: int | None) -> Gen
     if not isinstance(reach, int) or reach < SHORTEST:
         raise ConversionError(f"{folder}/config.json has max_position_embeddings {reach!r}: give --positions")
     for side in ("encoder", "decoder"):
-        weights[f"{side}.positions"] = sinusoids(reach, width)
+        weights[f"{side}.positions"] = sinusoid_of_distance(torch.arange(reach).double(), width).float()
     form = Architecture(
         heads=tuple(config[f"{side}_attention_heads"] for side in ("encoder", "decoder")),
         layers=tuple(config[f"{side}_layers"] for side in ("encoder", "decoder")),
@@ -98,8 +99,9 @@ def _ledger(model: ExternalModel, config: Recorded, weights: State, vocabularies
     tied = config.get("tie_word_embeddings", True) and any("shared" in n or "decoder.embed_t" in n for n in weights)
     ledger.mark("tensors", NEUTRAL, ["lm_head.weight"] * tied, huggingface_ledger.AS_TIED)
     for name in (name for name in weights if name.endswith(".embed_positions.weight")):
-        made = sinusoids(*weights[name].shape)
-        if (weights[name].float() - made).abs().max() < 1e-5:
+        count, width = weights[name].shape
+        made = sinusoid_of_distance(torch.arange(count).double(), width)
+        if (weights[name] - made).abs().max() < 1e-5:
             ledger.mark("tensors", NEUTRAL, [name], "sinusoids, which are made anew")
         else:
             ledger.mark("tensors", LOST, [name], "these are no sinusoids")
@@ -124,13 +126,6 @@ def _run(model: ExternalModel, pair: PairProbe) -> Tensor:
     finally:
         torch.set_default_dtype(default)
     return logits[..., target.clamp(min=0)]
-
-
-def sinusoids(count: int, width: int) -> Tensor:
-    """Return (count, width) sinusoids: all sines, then all cosines."""
-    wave = torch.arange((width + 1) // 2, dtype=torch.float64) * 2 / width
-    angle = torch.arange(count, dtype=torch.float64)[:, None] / 10000**wave
-    return torch.cat([angle.sin(), angle.cos()[:, : width // 2]], dim=1).float()
 
 
 def _named(weights: State, config: dict[str, Any], folder: Path) -> State:

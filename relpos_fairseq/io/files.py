@@ -14,7 +14,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -302,39 +302,26 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-@contextmanager
-def file_lock(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on a file, created if missing; the system frees the lock if this process is killed.
+def file_lock(path: Path, wait: bool = True) -> AbstractContextManager:
+    """Take an exclusive lock on a file, created if missing; return what frees it at the end of a `with` block.
 
-    It is a record lock: unlike one of flock, forked workers do not inherit it.
-
-    Raises:
-        BlockingIOError: Another process holds it, and `wait` is false.
-    """
-    import fcntl  # Windows lacks it
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_lock(path) as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except PermissionError as error:  # POSIX allows it in the place of BlockingIOError
-            raise BlockingIOError(*error.args) from error
-        yield
-
-
-def open_lock(path: Path) -> BinaryIO:
-    """Open a lock's file for writing, made where there is none; nothing is cut off, and no link is followed.
+    The system frees it if this process is killed, though forked workers live on: filelock closes the file in them.
 
     Raises:
+        BlockingIOError: It is held already, and `wait` is false.
         UserError: The path is a link.
     """
+    from filelock import FileLock, Timeout  # slow, and few commands lock
+
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        return FileLock(path, blocking=wait, fallback_to_soft=False).acquire()  # a soft lock outlives its process
+    except Timeout as error:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path)) from error
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise UserError(f"{path} is a link, and a lock must be a file of its own: remove it") from error
-    return os.fdopen(descriptor, "r+b")
 
 
 @contextmanager

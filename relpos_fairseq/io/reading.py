@@ -9,6 +9,7 @@ Nothing else of this package calls a library's loader (tests/io/test_reading.py)
 
 import errno
 import functools
+import gzip
 import json
 import math
 import os
@@ -98,17 +99,22 @@ def read_json(
         UserError: it is not JSON, names a key twice, or has another type; the message has the place.
         FileNotFoundError: it is absent, and no default is given.
     """
-    if default is not REQUIRED and not os.path.lexists(path):
+    try:
+        with reading(path, "JSON" if wanted is object else "the JSON that is expected", remedy, error):
+            return parse_json(Path(path).read_bytes(), wanted)
+    except (FileNotFoundError, NotADirectoryError):
+        if default is REQUIRED or os.path.lexists(path):
+            raise
         return default
-    with reading(path, "JSON" if wanted is object else "the JSON that is expected", remedy, error):
-        return parse_json(Path(path).read_bytes(), wanted)
 
 
 def read_json_lines(path: str | Path, wanted: Any = object, remedy: str = REMEDY) -> list:
-    """Return the values of a file with one in JSON a line, each of which has the type `wanted`; see `read_json`."""
+    """Return the values of a file, or one of gzip's (`.gz`), with one in JSON a line; see `read_json`."""
     found = []
     with reading(path, "lines of JSON", remedy):
-        for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
+        content = Path(path).read_bytes()
+        content = gzip.decompress(content) if Path(path).suffix == ".gz" else content
+        for number, line in enumerate(content.split(b"\n"), 1):
             if line.strip():
                 try:
                     found.append(parse_json(line, wanted))

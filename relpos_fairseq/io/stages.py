@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -264,19 +264,16 @@ def label(path: str | Path, folder: Path) -> str:
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
 
 
-@contextmanager
-def locked(folder: Path, wait: bool) -> Iterator[None]:
+def locked(folder: Path, wait: bool) -> AbstractContextManager:
     """Lock a folder against other processes; the system frees the lock if this process is killed.
 
     Raises:
         BusyError: Another process works in the folder, and `wait` is false.
     """
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(file_lock(folder / STAMPS / "lock", wait))
-        except BlockingIOError as error:
-            raise BusyError(f"another process is preparing {folder}: wait for it or choose another folder") from error
-        yield
+    try:
+        return file_lock(folder / STAMPS / "lock", wait)
+    except BlockingIOError as error:
+        raise BusyError(f"another process is preparing {folder}: wait for it or choose another folder") from error
 
 
 class ResumeLog:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
 import logging
+import re
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -24,6 +27,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from relpos_fairseq.io.files import atomic_path
@@ -43,7 +47,7 @@ NAMELESS = ("part", "data")  # keys whose values say by themselves what they are
 ABSENT = "#e6e6e6"  # the colour of entries that do not exist
 MOST_TOKENS = 40  # tokens that are written on the axes of an image; where there are more, none is
 LONGEST = 14  # characters of a token on an axis; longer ones would run into the title
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "figure.titlesize": 11,
@@ -51,6 +55,7 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "figure.dpi": 150,
+    "text.parse_math": False,
 }
 
 
@@ -69,7 +74,7 @@ class Panel:
 
     key: dict[str, str]  # what the panel shows, as {"layer": "1", "head": "2"}; `all` where it is shared
     rows: list  # names of the lines, or coordinates down an image
-    columns: list[int]  # coordinates from left to right, consecutive integers
+    columns: Sequence[float]  # coordinates from left to right; of an image consecutive integers
     values: np.ndarray  # (rows, columns), NaN for entries that do not exist
     tokens: list[str] | None = None  # names for the coordinates of a square image
 
@@ -101,10 +106,11 @@ class Picture:
 
 
 @contextmanager
-def panels(path: Path, count: int, width: float, height: float) -> Iterator[list[Axes]]:
+def panels(path: Path, count: int, width: float, height: float, title: str = "") -> Iterator[list[Axes]]:
     """Give `count` axes side by side, each so many inches large, and write the figure when the block ends."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, count, figsize=(width * count, height), squeeze=False, layout="constrained")
+        figure.suptitle(title, fontsize=9)
         try:
             yield list(axes[0])
             for ax in axes[0]:
@@ -177,6 +183,28 @@ def write_picture(picture: Picture, folder: Path) -> list[Path]:
     return paths
 
 
+def svg_text(picture: Picture) -> str:
+    """Return a picture as SVG for the inside of an HTML page: words are text, and what is black has the page's colour.
+
+    Equal pictures give equal texts.
+    """
+    file, nothing = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    svg = {"svg.fonttype": "none", "svg.hashsalt": "", "font.sans-serif": "DejaVu Sans"}
+    with plt.rc_context(STYLE | svg), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's browser has it
+        figure = draw_picture(picture)
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+        plt.close(figure)
+    text = "<svg" + file.getvalue().partition("<svg")[2]
+    for words, shorter in (
+        (r' xmlns(:xlink)?="http[^"]*"', ""),
+        (r'<g id="[\w.]+">', "<g>"),  # several pictures of a page would have the same
+        ("(fill|stroke): #000000", r"\1: currentColor"),
+    ):
+        text = re.sub(words, shorter, text)
+    return text
+
+
 def csv_rows(picture: Picture) -> Iterator[list]:
     """Yield the rows of a picture's CSV: a header, then one for every row of every panel."""
     first = picture.panels[0]
@@ -207,7 +235,7 @@ def draw_picture(picture: Picture) -> Figure:
     draw = {"bars": draw_bar_panels, "lines": draw_lines, "dots": draw_lines}.get(picture.kind, draw_images)
     draw(figure, used, picture)
     lines = [picture.title, *textwrap.wrap(picture.detail, int(size[0] * 12))]
-    figure.suptitle("\n".join(lines), parse_math=False)
+    figure.suptitle("\n".join(lines))
     for index, ax in enumerate(used):
         ax.tick_params(labelbottom=index + across >= count, labelleft=picture.kind == "bars" or index % across == 0)
         if picture.kind in GRAPHS and index + across >= count:
@@ -239,7 +267,7 @@ def draw_bar_panels(figure: Figure, axes: list[Axes], picture: Picture) -> None:
         bars = ax.bar(places, np.nan_to_num(scores), color=COLOURS[0], width=0.7)
         ax.bar_label(bars, ["" if np.isnan(s) else f"{s:.1f}" for s in scores], fontsize=7)
         ax.set_ylim(min(0.0, 1.1 * np.nanmin(scores)), 1.1 * max(np.nanmax(scores), 0.0) or 1.0)
-        ax.set_xticks(places, panel.rows, rotation=45, ha="right", fontsize=7, parse_math=False)
+        ax.set_xticks(places, panel.rows, rotation=45, ha="right", fontsize=7)
         ax.set_title(panel.title)
     figure.supylabel(picture.axes[2], fontsize=9)
 
@@ -247,7 +275,9 @@ def draw_bar_panels(figure: Figure, axes: list[Axes], picture: Picture) -> None:
 def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
     """Draw a line, or dots, for every row of a panel; several are told apart by colour, marker and dash."""
     most = max(len(panel.rows) for panel in picture.panels)
+    curves: list[list[Line2D]] = []  # of each panel
     for ax, panel in zip(axes, picture.panels, strict=True):
+        curves.append([])
         if picture.kind == "lines" and picture.neutral is not None:
             ax.axhline(picture.neutral, color="#bbbbbb", linewidth=0.8, zorder=0)
         for index, (name, values) in enumerate(zip(panel.rows, panel.values, strict=True)):
@@ -263,7 +293,7 @@ def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
                 if most > 1 or len(points[0]) == 1:  # one point is no line
                     every = -(-len(points[0]) // MARKED) or 1
                     style |= {"marker": MARKERS[index % len(MARKERS)], "markevery": (index % every, every)}
-            ax.plot(*points, **style)
+            curves[-1] += ax.plot(*points, **style)
         ax.set_title(panel.title + (", all heads" if panel.rows == ["all"] else ""))
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         ax.ticklabel_format(axis="y", useOffset=False)
@@ -274,10 +304,11 @@ def draw_lines(figure: Figure, axes: list[Axes], picture: Picture) -> None:
         axes[0].yaxis.set_major_locator(MaxNLocator(5, integer=True))
     figure.supylabel(picture.axes[2], fontsize=9)
     if most > 1:
-        widest = max(range(len(axes)), key=lambda i: len(picture.panels[i].rows))
-        handles, labels = axes[widest].get_legend_handles_labels()
+        handles = max(curves, key=len)
+        labels = [str(curve.get_label()) for curve in handles]  # also those that begin with _
         each = 0.65 + 0.06 * max(map(len, labels))  # inches
         columns = max(1, min(len(labels), int(figure.get_figwidth() / each)))
+        figure.set_figheight(figure.get_figheight() + 0.17 * max(-(-len(labels) // columns) - 2, 0))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
 
 
@@ -339,7 +370,7 @@ def name_ticks(ax: Axes, panel: Panel) -> None:
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         return
-    small = {"fontsize": 7, "parse_math": False}
+    small = {"fontsize": 7}
     tokens = [word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…" for word in panel.tokens]
     ax.set_xticks(panel.columns, tokens, rotation=90, **small)
     ax.set_yticks(panel.rows, tokens, **small)

@@ -122,7 +122,10 @@ def test_the_report_has_everything(reported, capsys):
     assert len(rows) == 1 + 2 * (3 + 2)
     page = (reported / "report.html").read_text()
     assert "<script" not in page and "http" not in page and "Which &lt;scheme&gt;?" in page
-    assert page.count("<svg") == 2 and page.count("<polyline") == 6
+    assert page.count("<svg") == 2 and "#000" not in page  # black would be lost on a dark page
+    # in each of two pictures a curve a scheme, and its sample in the legend
+    assert page.count("stroke-width: 1.4") == 2 * 3 * 2
+    assert all(page.count(f">{name}</text>") == 2 for name in ("none", "t5", "alibi"))
 
 
 def test_labels_are_text_in_every_report(tmp_path, capsys):

@@ -139,6 +139,30 @@ def test_a_lock_follows_no_link_and_cuts_nothing_off(tmp_path):
     assert (tmp_path / "precious").read_text() == "years"
 
 
+def test_a_lock_ends_with_its_process(tmp_path):
+    """Killed, it leaves the lock free, though a worker that it has forked lives on."""
+    reader, writer = os.pipe()
+    holder = os.fork()
+    if not holder:
+        try:
+            with files.file_lock(tmp_path / "lock"):
+                worker = os.fork() or signal.pause()
+                os.write(writer, str(worker).encode())
+                signal.pause()
+        finally:
+            os._exit(1)
+    worker = int(os.read(reader, 100))
+    try:
+        with pytest.raises(BlockingIOError), files.file_lock(tmp_path / "lock", wait=False):
+            pass
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+        with files.file_lock(tmp_path / "lock", wait=False):
+            os.kill(worker, 0)
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
 def test_a_folder_with_a_users_file_is_not_replaced(tmp_path):
     """What a command wrote it replaces, whatever it was; a file of anybody else's, of any name, is not lost."""
     folder = tmp_path / "d"

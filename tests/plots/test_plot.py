@@ -598,3 +598,14 @@ def test_axes_of_others_are_no_cliffs_either(tmp_path, monkeypatch) -> None:
     low, high = kept[0].axes[0].get_ylim()
     assert high - low == pytest.approx(0.01 * 13.1695, rel=1e-6) and low < 13.166 < high
     assert not kept[0].axes[0].yaxis.get_major_formatter().get_useOffset()
+
+
+def test_a_picture_inside_a_page() -> None:
+    """Equal pictures are equal texts, which name no other place; words are text as they are, black is the page's."""
+    names = ["_a", "$x$", "<b> #000000", "d", "e", "f", "g"]  # the seventh colour is black
+    panels = [axes.Panel({}, names, [1.5, 2.0], np.arange(14.0).reshape(7, 2))]
+    picture = axes.Picture("", "T & U", "", "lines", panels, "run", "", ("x", "", "y"), neutral=None)
+    page = axes.svg_text(picture)
+    assert page == axes.svg_text(picture) and page.startswith("<svg ") and "http" not in page
+    assert [word in page for word in (">_a<", ">$x$<", ">&lt;b&gt; #000000<", ">T &amp; U<")] == [True] * 4
+    assert "stroke: #000000" not in page and page.count("stroke-width: 1.4") == 2 * 7
