@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from helpers import FULL, ROOT
-from helpers.commands import relpos, train, write_corpus
+from helpers.commands import relpos, train
 from helpers.exported import fairseqs, hub_of, write_checkpoint
 from helpers.tokenizers import SENTENCES, TRAINED, lines, write_folders
 from helpers.tokenizers import train as train_kind
@@ -73,10 +73,9 @@ def exported(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def translated(tmp_path_factory):
+def translated(corpus, tmp_path_factory):
     """A translation model's checkpoint, and its folder."""
     folder = tmp_path_factory.mktemp("translated")
-    corpus = write_corpus(folder)
     train(corpus, folder / "model", "--position-scheme", "m4", "--max-update", "1")
     checkpoint = folder / "model" / "checkpoint_last.pt"
     assert relpos("export", "transformers", checkpoint, "--out", folder / "out") == 0
