@@ -48,8 +48,10 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_args, "launch_of", small_launch)
 
 
-def make_call(case: Case, tgt_len: int, memory: int = 0, causal: bool = False, mask: str = "none", dim: int = 4):
-    """A call of two rows in fp64, its parameters, and what remakes it from other q, k, v."""
+def make_call(
+    case: Case, tgt_len: int, memory: int = 0, causal: bool = False, mask: str = "none", dim: int = 4, batch: int = 2
+):
+    """A call in fp64, its parameters, and what remakes it from other q, k, v."""
     src_len = tgt_len + memory
     flags = dict(case.flags)
     if CLIPPED & set(case.scheme.split("+")):
@@ -58,7 +60,7 @@ def make_call(case: Case, tgt_len: int, memory: int = 0, causal: bool = False, m
     generator = torch.Generator().manual_seed(src_len)
 
     def draw(length: int) -> Tensor:
-        size = (2, length, 2, dim)
+        size = (batch, length, 2, dim)
         drawn = torch.randn(size, generator=generator, dtype=torch.float64)
         return drawn.transpose(1, 2)  # rows of a head are not next to one another, as in fairseq
 
@@ -102,14 +104,14 @@ def test_every_case(case: Case) -> None:
 @pytest.mark.parametrize("scheme", (*SCHEMES, *HYBRIDS))
 def test_several_tiles(scheme: str) -> None:
     """Tails, bands and edges of tiles, both directions visible."""
-    compare(*make_call(Case(scheme), 50))
+    compare(*make_call(Case(scheme), 50, batch=1))
 
 
 @pytest.mark.parametrize("scheme", (*SCHEMES, "fox", "fox+t5+m4m", "cable"))
 def test_causal_with_memory(scheme: str) -> None:
     """Queries that stand on the last keys, and see none behind themselves."""
     memory = 0 if set(scheme.split("+")) & {"tupe", "abs_scalar"} else 23
-    compare(*make_call(Case(scheme), 37, memory, causal=True))
+    compare(*make_call(Case(scheme), 37, memory, causal=True, batch=1))
 
 
 MASKS = ("left", "right", "dead", "window", "documents")
@@ -156,7 +158,7 @@ def test_options(case: Case) -> None:
 @pytest.mark.parametrize("scheme", ["shaw", "m2", "m4m", "m3", "tupe"])
 def test_same_inputs_same_bits(scheme: str) -> None:
     """No sum depends on an order that a run may change; fp32."""
-    inputs, parameters, remake = make_call(Case(scheme), 40, causal=scheme == "m3")
+    inputs, parameters, remake = make_call(Case(scheme), 40, causal=scheme == "m3", batch=1)
     inputs = replace(inputs, **{n: getattr(inputs, n).float() for n in ("q", "k", "v")})
     (one, first), (other, second) = (gradients(inputs, "triton", parameters, remake) for _ in range(2))
     assert torch.equal(one, other)

@@ -100,7 +100,7 @@ def test_training_learns(trained):
 
 @pytest.mark.slow
 def test_as_many_sentences_come_out_as_go_in_by_every_tool(corpus, trained, tmp_path):
-    generated = cli.in_order(cli.command("fairseq-generate", *cli.generate_arguments(corpus, trained)))
+    generated = cli.in_order(cli.generate(corpus, trained))
     assert len(generated) == TEST_SENTENCES
     assert len(set(generated)) > 5  # the model says something of each sentence
 
@@ -148,7 +148,7 @@ def test_generate_does_not_depend_on_the_batch(corpus, trained):
 def test_validate_counts_every_sentence(corpus, trained):
     common = [corpus.binary, "--user-dir", USER_DIR, "--path", trained, "--cpu"]
     common += ["--task", "translation", "--num-workers", "0", "--no-progress-bar"]
-    whole = cli.command("fairseq-validate", *common, "--max-tokens", "4000")
+    whole = cli.call("validate", *common, "--max-tokens", "4000")
     pieces = cli.call("validate", *common, "--batch-size", "3")
     tokens = sum(len(line.split()) + 1 for line in corpus.lines("valid", "tgt"))
     for output in (whole, pieces):

@@ -9,7 +9,8 @@ import torch
 import transformers
 from fairseq.sequence_generator import SequenceGenerator
 
-from helpers.commands import relpos, train, write_corpus
+from helpers import FULL
+from helpers.commands import relpos, train
 from helpers.exported import fairseqs
 from helpers.lm_models import lm_config, randomized, small_xl
 from helpers.models import small_config, small_task
@@ -166,7 +167,7 @@ def test_the_defaults_of_a_folder_are_fairseqs_search():
     assert ended > 20 and early > 5
 
 
-@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="trains the quickstart for a minute: RELPOS_ONNX=full")
 def test_a_trained_folder_translates_as_relpos_translate(tmp_path):
     """The quickstart's corpus: 120 short and 80 long sentences."""
     assert relpos("quickstart", "--out", tmp_path / "run", "--max-update", "300", "--threads", "1") == 0
@@ -213,10 +214,9 @@ def continuations_end(model, twin) -> bool:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A corpus, and a translation model of one update on it."""
+def trained(corpus, tmp_path_factory):
+    """A translation model of one update."""
     folder = tmp_path_factory.mktemp("trained")
-    corpus = write_corpus(folder)
     train(corpus, folder / "model", "--position-scheme", "m4", "--max-update", "1")
     return folder / "model" / "checkpoint_last.pt"
 

@@ -13,15 +13,16 @@ import pytest
 import torch
 import transformers
 
-from helpers import ROOT
-from helpers.commands import relpos, train, write_corpus
+from helpers import FULL, ROOT
+from helpers.commands import relpos, train
 from helpers.exported import fairseqs, hub_of, write_checkpoint
 from helpers.tokenizers import SENTENCES, TRAINED, lines, write_folders
 from helpers.tokenizers import train as train_kind
 from relpos_fairseq.text import load_tokenizer
 from relpos_fairseq.text.transformers_files import transformers_files
 
-RELEASES = ("4.44.2", "4.46.3", "5.24.0")  # 4.46 copies no code of a folder
+OLDEST, _, NEWEST = RELEASES = ("4.44.2", "4.46.3", "5.24.0")  # 4.46 copies no code of a folder
+READING, IDS, WRITING = (RELEASES,) * 3 if FULL else ((OLDEST,), (NEWEST,), (NEWEST,))  # releases of each test
 SCRIPT = Path(__file__).with_name("use_in_transformers.py")
 ENVIRONMENTS = "RELPOS_TRANSFORMERS_ENVIRONMENTS"  # where they are kept between runs
 TASK = {
@@ -72,10 +73,9 @@ def exported(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def translated(tmp_path_factory):
+def translated(corpus, tmp_path_factory):
     """A translation model's checkpoint, and its folder."""
     folder = tmp_path_factory.mktemp("translated")
-    corpus = write_corpus(folder)
     train(corpus, folder / "model", "--position-scheme", "m4", "--max-update", "1")
     checkpoint = folder / "model" / "checkpoint_last.pt"
     assert relpos("export", "transformers", checkpoint, "--out", folder / "out") == 0
@@ -83,7 +83,7 @@ def translated(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", READING)
 @torch.no_grad()
 def test_a_release_uses_the_folders(release, exported, translated, tmp_path):
     python = interpreter(tmp_path, release)
@@ -154,7 +154,7 @@ for place in filter(Path.is_dir, folder.iterdir()):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", IDS)
 def test_a_release_gives_our_ids(release, tmp_path):
     """Of every setting of a folder, and of every kind that is trained here, masks too."""
     folders = write_folders(tmp_path / "read")
@@ -188,7 +188,7 @@ def specials(tokenizer) -> dict[str, int]:
 @pytest.mark.slow
 def test_a_release_without_relative_positions_publishes_none(tmp_path):
     """Its closing check refuses the folder, and names the export that it reads; fp16 is loaded as fp32."""
-    python = interpreter(tmp_path, "5.24.0")
+    python = interpreter(tmp_path, NEWEST)
     for name, scheme, more in (("m4", "m4", {"position_clip_distance": "0"}), ("half", "learned", {})):
         (tmp_path / name).mkdir()
         _, checkpoint = write_checkpoint(tmp_path / name, "bpe", scheme, **more)
@@ -214,7 +214,7 @@ def test_a_release_without_relative_positions_publishes_none(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", WRITING)
 def test_a_release_exports_models_that_generate(release, tmp_path):
     """Its own process writes the folder, and the closing check opens it: translation, language models, memory."""
     python = interpreter(tmp_path, release)

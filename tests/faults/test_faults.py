@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from helpers import ROOT, transformer_xl_original
 from helpers import commands as cli
 from helpers.commands import relpos
-from helpers.fault_jobs import JOBS, UPDATES, Inputs, ended, finished, started, write_inputs
+from helpers.fault_jobs import JOBS, UPDATES, ended, finished, started
 from helpers.folders import contents
 from helpers.questions import make_file
 from relpos_fairseq.io.command import run_command
@@ -39,21 +39,18 @@ from relpos_fairseq.io.command import run_command
 pytestmark = pytest.mark.slow
 SIZE = os.environ.get("RELPOS_FAULTS", "")
 FULL = SIZE == "full"
-KILLS = 20 if FULL else int(SIZE or 2)  # of each job
-MALFORMED = 1250 if FULL else 60 * KILLS if SIZE else 25  # of each kind of input
+KILLS = 20 if FULL else int(SIZE or 1)  # of each job
+MALFORMED = 1250 if FULL else 60 * KILLS if SIZE else 12  # of each kind of input
 # Logs, what fairseq leaves of a killed save, and files that name the folder they lie in.
 NOT_COMPARED = (".log", ".tmp", "conversion.json", "MODEL_CARD.md")
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> Inputs:
-    return write_inputs(tmp_path_factory.mktemp("inputs"))
-
-
 # Of these the small campaign leaves out the kills: they start programs, or take seconds.
-SLOW = ("prepare wmt", "train xl on two", "evaluate length", "evaluate xtreme", "compare", "export ct2", "export onnx")
+SLOW = ("prepare wmt", "train xl on two", "evaluate length", "evaluate xtreme", "compare")
+SLOW += ("export ct2", "export onnx", "export transformers")
 QUICK = [name for name in JOBS if name not in SLOW]
 KILLED = list(JOBS) if SIZE else QUICK
+FILLING = [name for name in (*QUICK, *["export transformers"] * bool(SIZE)) if not name.startswith("train")]
 
 
 def made(out: Path) -> dict[str, object]:
@@ -170,7 +167,7 @@ def small_disk(tmp_path):
         subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
-@pytest.mark.parametrize("name", [name for name in QUICK if not name.startswith("train")])
+@pytest.mark.parametrize("name", FILLING)
 def test_a_full_disk_is_one_line_and_no_loss(inputs, undisturbed, tmp_path, small_disk, name):
     expected, _ = undisturbed(name)
     chance, disk = random.Random(name), small_disk(4)
@@ -224,7 +221,7 @@ def test_a_clock_that_jumps_back(inputs, undisturbed, tmp_path, name):
 def test_two_processes_on_one_output(inputs, undisturbed, tmp_path, name):
     """One makes it, the other waits or is refused in a line."""
     expected, _ = undisturbed(name)
-    for number in range(10 if FULL else 2):
+    for number in range(10 if FULL else KILLS):
         out = tmp_path / str(number)
         logs = [tmp_path / f"{number}{part}.log" for part in "ab"]
         children = [started(lambda out=out: JOBS[name](inputs, out), log) for log in logs]

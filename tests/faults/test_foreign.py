@@ -13,7 +13,7 @@ import pytest
 
 from helpers import ROOT
 from helpers.commands import relpos
-from helpers.fault_jobs import JOBS, Inputs, finished, write_inputs
+from helpers.fault_jobs import JOBS, Inputs, finished
 from helpers.folders import contents
 from relpos_fairseq.cli.command import roles_of
 from relpos_fairseq.cli.main import COMMANDS, load
@@ -24,11 +24,6 @@ THESIS = b"Chapter 1, of which there is no copy.\n"
 # fairseq-train writes its checkpoints itself; a comparison's work is a folder by its own hash.
 WRITING = [name for name in JOBS if not name.startswith("train") and name != "compare"]
 TRIED = 3  # files of a job
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    return write_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 @pytest.mark.parametrize("name", WRITING)

@@ -34,7 +34,7 @@ from relpos_fairseq.io.command import run_command
 from .test_faults import MALFORMED
 
 pytestmark = pytest.mark.slow
-NUMBER = MALFORMED if MALFORMED > 25 else 10  # of each format
+NUMBER = MALFORMED if MALFORMED > 12 else 10  # of each format
 DEEP = "[" * 10_000 + "]" * 10_000
 TWICE, DEEPLY, DIGITS = "@twice", "@deeply", "@digits"  # what stands for what no library writes
 VALUES: list[Any] = [

@@ -93,7 +93,7 @@ def write_inputs(folder: Path) -> Inputs:
         translation=corpus.binary,
         packed=packed,
         stream=stream,
-        glue=write_glue(folder / "glue", train=200),
+        glue=write_glue(folder / "glue", train=60),
         tokenizer=write_tokenizer(folder / "tokenizer"),
         questions=questions,
         xquad=folder / "xquad",
@@ -198,7 +198,7 @@ JOBS: dict[str, Callable[[Inputs, Path], int]] = {
         "export", "ct2", i.translator, "--out", out / "served", "--data", i.translation, "--sentences", "8"
     ),
     "compare": lambda i, out: relpos("compare", "run", i.spec, "--work", out / "work", "--results", out / "results"),
-    "corpus": lambda i, out: relpos("corpus", "--out", out, "--train", "2000"),
+    "corpus": lambda i, out: relpos("corpus", "--out", out, "--train", "400"),
     "evaluate qa": lambda i, out: relpos(
         *("evaluate", "qa", i.questions / "valid.json", "--checkpoint", i.reader, "--cpu"), *("--out", out / "answers")
     ),
