@@ -11,6 +11,7 @@ from helpers.commands import relpos, relpos_job
 from helpers.glue_data import write_glue
 from helpers.questions import make_data
 from relpos_fairseq.comparison.scheduling import Comparison
+from relpos_fairseq.comparison.scores import unpack
 from relpos_fairseq.comparison.tasks import masked_lm
 from relpos_fairseq.io.errors import UserError
 
@@ -32,7 +33,7 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-def comparison(folder: Path, data: Path, **changes) -> Comparison:
+def comparison(folder: Path, data: Path, seed: int = masked_lm.MASKS, **changes) -> Comparison:
     """A comparison of one run, whose seed is that of the scored masks: fairseq's own validation has the same."""
     glue = {"kind": "glue", "data": str(data / "glue"), "max_update": 3}
     task = {
@@ -45,7 +46,7 @@ def comparison(folder: Path, data: Path, **changes) -> Comparison:
             "SQuAD": {"kind": "questions", "data": str(data / "squad"), "max_update": 3, "train": CUT},
         },
     }
-    content = {"seeds": [masked_lm.MASKS], "schemes": ["m4"], "tasks": {"pretraining": {**task, **changes}}}
+    content = {"seeds": [seed], "schemes": ["m4"], "tasks": {"pretraining": {**task, **changes}}}
     folder.mkdir(exist_ok=True)
     spec = folder / "small.yaml"
     spec.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -84,6 +85,12 @@ def test_pre_trained_then_fine_tuned_and_resumed(tmp_path, data, monkeypatch):
     assert relpos("compare", "report", tmp_path / "small.yaml", "--work", tmp_path / "work") == 0
     report = (tmp_path / "small" / "report.md").read_text()
     assert report.index("`held-out`") < report.index("`RTE`") < report.index("`MNLI valid1`")
+    other = comparison(tmp_path / "other", data, seed=masked_lm.MASKS + 1, finetune={})
+    assert other.run() == 0
+    masked = [
+        unpack(one["sets"]["held-out"]["statistics"]["perplexity"])[:, 1] for one in (result, other.result(*other.runs))
+    ]
+    assert (masked[0] == masked[1]).all()  # the masks of another seed's training are the same
 
 
 def test_wrong_fine_tuning(tmp_path, data):
