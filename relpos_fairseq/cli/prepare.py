@@ -26,6 +26,7 @@ from relpos_fairseq.preparation.settings import (
     DEFAULT_YEAR,
     DOCUMENTS,
     HOLD_OUT,
+    LEAST_TOKENS,
     LEVELS,
     MODEL_TYPES,
     NO_FILTER,
@@ -219,24 +220,24 @@ class PrepareLm:
     on_bad_line: str = option("fail", choices=("fail", "drop"), group=TEXT)
     level: str | None = option(None, "default: the corpus's own, else word", choices=LEVELS, group="units")
     dict: InFile | None = option(None, "use this dict.txt", metavar="FILE", group="units")
-    threshold: int = option(0, "units that occur fewer than N times are unknown", metavar="N", group="units")
-    words: int | None = option(None, "keep the N most frequent units", metavar="N", group="units")
-    padding_factor: int = option(1, metavar="N", group="units")
+    threshold: int = option(0, "units that occur fewer than N times are unknown", metavar="N", group="units", least=0)
+    words: int | None = option(None, "keep the N most frequent units", metavar="N", group="units", least=1)
+    padding_factor: int = option(1, metavar="N", group="units", least=1)
     sentencepiece: InFile | None = option(None, "use this model", metavar="FILE", group="units")
-    vocab_size: int = option(16000, metavar="N", group="units")
+    vocab_size: int = option(16000, metavar="N", group="units", least=1)
     model_type: str = option("unigram", choices=MODEL_TYPES, group="units")
-    character_coverage: float = option(1.0, metavar="P", group="units")
+    character_coverage: float = option(1.0, metavar="P", group="units", above=0, most=1)
     byte_fallback: bool = flag("no character is unknown", group="units")
     learn_lines: int = option(
-        1_000_000, "lines that sentencepiece learns from", metavar="N", group="units", was=("--sample-lines",)
+        1_000_000, "lines that sentencepiece learns from", metavar="N", group="units", was=("--sample-lines",), least=1
     )
     seed: int = option(1, "chooses those lines", group="units")
     out: OutFolder = required(metavar="DIR", group="result")
     documents: str = option(
         "none", "what starts a document: a line after blank ones, a WikiText title", choices=DOCUMENTS, group="result"
     )
-    shards: int = option(1, metavar="N", group="result")
-    workers: int = option(2, metavar="N", group="result")
+    shards: int = option(1, metavar="N", group="result", least=1)
+    workers: int = option(2, metavar="N", group="result", least=1)
     force: bool = flag("make everything again", group="result")
 
     def run(self, argv: Sequence[str]) -> None:
@@ -276,20 +277,28 @@ class PrepareMlm:
     on_bad_line: str = option("fail", "lines that are not UTF-8", choices=("fail", "drop"))
     train_tokenizer: str | None = option(None, "train one (default: bpe)", choices=KINDS, was=("--tokenizer",))
     tokenizer_folder: InFolder | None = option(None, "use this one instead, with its dict.txt")
-    vocab_size: int | None = option(None, "symbols (default: 50000)")
+    vocab_size: int | None = option(None, "symbols (default: 50000)", least=5)
     lowercase: bool = flag("wordpiece: BERT's uncased normalisation")
     character_coverage: float | None = option(None, "sentencepiece's (default: 0.9995)")
     learn_lines: int | None = option(
-        None, "train it on about so many sentences (default: 10000000)", metavar="N", was=("--tokenizer-sentences",)
+        None,
+        "train it on about so many sentences (default: 10000000)",
+        metavar="N",
+        was=("--tokenizer-sentences",),
+        least=1,
     )
-    alpha: float = option(0.7, "exponent of the languages' shares; 1 keeps them (default: %(default)s)")
+    alpha: float = option(
+        0.7, "exponent of the languages' shares; 1 keeps them (default: %(default)s)", least=0, most=1
+    )
     pack: str = option(
         "document", "blocks of full sentences of one document, of several, or no blocks", choices=PACKING
     )
-    tokens_per_sample: int = option(512, "tokens of a block with <s> (default: %(default)s)", metavar="N")
-    shards: int = option(1, "data-bins, one an epoch (default: %(default)s)")
-    workers: int = option(os.cpu_count() or 1, "processes (default: %(default)s)")
-    seed: int = option(1, "of hold-out and sampling (default: %(default)s)")
+    tokens_per_sample: int = option(
+        512, "tokens of a block with <s> (default: %(default)s)", metavar="N", least=LEAST_TOKENS
+    )
+    shards: int = option(1, "data-bins, one an epoch (default: %(default)s)", least=1)
+    workers: int = option(os.cpu_count() or 1, "processes (default: %(default)s)", least=1)
+    seed: int = option(1, "of hold-out and sampling (default: %(default)s)", least=0)
     force: bool = flag("repeat stages that are done")
 
     def run(self, argv: Sequence[str]) -> None:
@@ -336,7 +345,7 @@ class PrepareGlue:
     on_bad_row: str = option(
         "fail", "rows with columns or labels missing (default: %(default)s)", choices=("fail", "drop")
     )
-    workers: int = option(os.cpu_count() or 1, "processes (default: %(default)s)")
+    workers: int = option(os.cpu_count() or 1, "processes (default: %(default)s)", least=1)
     force: bool = flag("repeat tasks that are done")
 
     def run(self, argv: Sequence[str]) -> None:
@@ -372,7 +381,7 @@ class PrepareQa:
     valid: list[InFile] = option([], "validation files")
     eval: list[InFile] = option([], "files to evaluate on")
     out: OutFolder = required("folder to make")
-    train_articles: int | None = option(None, "train on the first N articles, validate on the others")
+    train_articles: int | None = option(None, "train on the first N articles, validate on the others", least=1)
     eval_articles: str = option(
         "same", "with --train-articles: cut --eval files in the same way, or take them whole", choices=("same", "all")
     )

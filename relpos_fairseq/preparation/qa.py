@@ -31,8 +31,6 @@ def check_qa(args: argparse.Namespace) -> None:
         raise UserError(f"--{option} needs --train-tokenizer: --tokenizer-folder is taken as it is")
     if bool(args.valid) == (args.train_articles is not None):
         raise UserError("give either --valid FILES or --train-articles N")
-    if args.train_articles is not None and args.train_articles < 1:
-        raise UserError(f"--train-articles must be 1 or more, got {args.train_articles}")
     if args.tokenizer_folder and not (args.tokenizer_folder / "dict.txt").is_file():
         raise UserError(
             f"no {args.tokenizer_folder / 'dict.txt'}: put the dictionary of the model that will be "

@@ -180,18 +180,10 @@ LEVELS = ("word", "sentencepiece", "char", "byte")
 DOCUMENTS = ("none", "blank", "heading")
 SPLITS = ("train", "valid", "test")
 MODEL_TYPES = ("unigram", "bpe")
-COUNTS = ("threshold", "words", "padding_factor", "vocab_size", "learn_lines", "shards", "workers")
 
 
 def check_lm(args: argparse.Namespace, level: str) -> None:
-    """Raise an error for numbers out of range, and for options that contradict each other."""
-    for name in COUNTS:
-        value, smallest = getattr(args, name), 0 if name == "threshold" else 1
-        if value is not None and value < smallest:
-            option = name.replace("_", "-")
-            raise UserError(f"--{option} must be >= {smallest}, got {value}")
-    if not 0 < args.character_coverage <= 1:
-        raise UserError(f"--character-coverage must be in (0, 1], got {args.character_coverage}")
+    """Raise an error for options that contradict each other."""
     if level == "byte" and (args.dict or args.words or args.threshold):
         raise UserError("at the level of bytes the dictionary is fixed: leave out --dict, --words, --threshold")
     if args.dict and (args.words or args.threshold):
@@ -266,13 +258,6 @@ def _refuse_unused(args: argparse.Namespace) -> None:
 
 def _check_values(args: argparse.Namespace) -> None:
     """Raise an error for values out of range, and options of other tokenizers."""
-    least = {"vocab_size": 5, "learn_lines": 1, "shards": 1, "workers": 1, "seed": 0}
-    least["tokens_per_sample"] = LEAST_TOKENS
-    for name, low in least.items():
-        if (value := getattr(args, name)) < low:
-            raise UserError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
-    if not 0 <= args.alpha <= 1:
-        raise UserError(f"--alpha must be from 0 to 1, got {args.alpha}")
     if not 0 < args.hold_out < 1:
         raise UserError(f"--hold-out must be between 0 and 1 where there is no --valid, got {args.hold_out}")
     trained = args.tokenizer_folder is None
@@ -304,8 +289,6 @@ def check_glue(args: argparse.Namespace) -> None:
     least = 2 * PAIR_EXTRA
     if args.max_length and args.max_length < least:
         raise UserError(f"--max-length must be 0 or at least {least}, got {args.max_length}")
-    if args.workers < 1:
-        raise UserError(f"--workers must be at least 1, got {args.workers}")
     if not args.text and not (args.tokenizer_folder and args.out):
         raise UserError("give --tokenizer-folder and --out, or --text")
     if not args.glue.is_dir():

@@ -288,7 +288,7 @@ def test_scores_are_checked(score):
 WRONG = {
     "there is no GLUE task 'WNLY'": ["--tasks", "RTE,WNLY"],
     "--max-length must be 0 or at least 8": ["--max-length", "3"],
-    "--workers must be at least 1": ["--workers", "0"],
+    "--workers must be >= 1": ["--workers", "0"],
     "XNLI: there is no folder": ["--tasks", "XNLI"],
     "give --tokenizer-folder and --out": [],
 }

@@ -371,7 +371,7 @@ BAD = {
     "is not a sentencepiece model": [
         *("--test", "T", "--dict", "D", "--level", "sentencepiece", "--sentencepiece", "T")
     ],
-    "(0, 1], got 2.0": ["--train", "T", "--character-coverage", "2"],
+    "--character-coverage must be above 0 and <= 1, got 2.0": ["--train", "T", "--character-coverage", "2"],
 }
 
 
