@@ -20,6 +20,7 @@ from scipy.stats import beta, bootstrap, norm, t
 from relpos_fairseq.comparison import statistics
 from relpos_fairseq.comparison.results import read_archive
 from relpos_fairseq.comparison.scores import METRICS, Metric
+from relpos_fairseq.comparison.spec import read_spec
 from relpos_fairseq.comparison.statistics import Estimate
 from relpos_fairseq.comparison.summary import statistics_of
 from relpos_fairseq.io.progress import progress, table
@@ -34,15 +35,15 @@ def cells(folder: Path) -> Iterator[Cell]:
     """Yield every scheme's scores on every test set of the committed comparisons."""
     for path in sorted(folder.glob("*/results.jsonl.gz")):
         schemes = defaultdict(list)
-        for result in read_archive(path).values():
+        seeds = read_spec(path.parent.with_suffix(".yaml")).seeds  # others are of who tried them
+        for result in (one for one in read_archive(path).values() if one["seed"] in seeds):
             schemes[result["task"], result["scheme"]].append(result)
         for results in schemes.values():
             for name, scored in results[0]["sets"].items():
                 for metric in (METRICS[one] for one in scored["statistics"]):
                     rows = [statistics_of(result["sets"][name], metric) for result in results]
-                    step = 100 / len(rows[0]) if metric.counts else 0.0
                     if len(rows) >= SEEDS:
-                        yield metric, np.array([metric.value(one.sum(0)) for one in rows]), step
+                        yield metric, np.array([metric.value(one.sum(0)) for one in rows]), metric.step(len(rows[0]))
 
 
 def place_of(metric: Metric, scores: np.ndarray) -> str:

@@ -17,6 +17,7 @@ from relpos_fairseq.cli.command import (
     whole_number,
 )
 from relpos_fairseq.io.command import CONTINUE
+from relpos_fairseq.io.errors import UserError
 
 COMPARE = """\
 The file's keys, the tasks and the statistics: relpos_fairseq/comparison/README.md.
@@ -59,6 +60,8 @@ class Compare:
         action, executor = given.pop("action"), given.pop("executor")
         from relpos_fairseq.comparison.scheduling import Comparison, run_jobs, status
 
+        if action == "report" and self.seeds:
+            raise UserError("--seeds belongs to run and status: a report is of the file's seeds")
         comparison = Comparison.of(**given)
         if action == "status":
             return status(comparison)

@@ -20,7 +20,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TypedDict
 
-from relpos_fairseq.comparison.tasks.base import Task
+from relpos_fairseq.comparison.tasks.base import Task, check_label
 from relpos_fairseq.comparison.tasks.registry import make_task
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import of_type, read_yaml
@@ -86,8 +86,7 @@ def make_spec(name: str, content: object) -> Spec:
         str(label): make_task(str(label), mapping(options, f"task {label}"), shared) for label, options in given.items()
     }
     for label in (*schemes, *tasks):
-        if not label or set(label) & set("/\\\0") or label.startswith("."):
-            raise ValueError(f"{label!r} cannot be the name of a folder: choose another label")
+        check_label(label)
     return Spec(
         name=name,
         title=str(content.get("title") or name),

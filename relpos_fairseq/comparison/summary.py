@@ -177,7 +177,7 @@ def table_of(name: str, metric: Metric, schemes: dict[str, dict[int, dict]], spe
         examples = np.stack([statistics_of(run["sets"][name], metric) for run in runs.values()])
         if weights is None:
             weights = statistics.resample(examples.shape[1], statistics.DRAWS, np.random.default_rng(0))
-        whole, step = metric.value(examples.sum(1)), 100 / examples.shape[1] if metric.counts else 0.0
+        whole, step = metric.value(examples.sum(1)), metric.step(examples.shape[1])
         drawn = statistics.draws_of(metric, examples, weights)
         estimate = statistics.interval(whole, drawn, draws_for(scheme), step).within(*metric.limits)
         further = statistics.next_seed(whole, step).within(*metric.limits)

@@ -17,6 +17,7 @@ from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.reading import parse_json, reading
 
 LOG_LINE = re.compile(r"\bINFO \| (train_inner|train|valid\d*) \| (\{.*\})\s*$")
+LAST = "checkpoint_last.pt"
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 
 
@@ -32,15 +33,19 @@ def train(workspace: Workspace, flags: dict) -> dict:
     if not resumable(checkpoints):
         for path in (checkpoints, log, seconds):
             remove(path)
-    start = elapsed_and_processor()
-    try:
-        fork = workspace.call("train", log.name, flags={**flags, "save-dir": checkpoints})
-    finally:
-        workspace.folder.mkdir(parents=True, exist_ok=True)
-        now = elapsed_and_processor()
-        with seconds.open("a", encoding="utf-8") as file:
-            file.write(f"{now[0] - start[0]:.1f} {now[1] - start[1]:.1f}\n")
-    known = TrainingLog.of(log)
+    most = int(flags.get("max-update") or 0)
+    # fairseq makes one more update of a training that has ended: a kill may have come before its end was noted.
+    if not (most and resumable(checkpoints) and updates_of(checkpoints / LAST) >= most):
+        start = elapsed_and_processor()
+        megabytes = 0.0
+        try:
+            megabytes = workspace.call("train", log.name, flags={**flags, "save-dir": checkpoints}).megabytes
+        finally:
+            workspace.folder.mkdir(parents=True, exist_ok=True)
+            now = elapsed_and_processor()
+            with seconds.open("a", encoding="utf-8") as file:
+                file.write(f"{now[0] - start[0]:.1f} {now[1] - start[1]:.1f} {megabytes:.0f}\n")
+    known, costs = TrainingLog.of(log), Costs.of(seconds)
     if not known.valid:
         raise UserError(f"fairseq-train ended without a validation; see {log}")
     for other in checkpoints.glob("*.pt"):
@@ -55,8 +60,9 @@ def train(workspace: Workspace, flags: dict) -> dict:
         "parameters": known.parameters,
         "validations": validations,
         "tokens_per_second": known.speed,
-        **dict(zip(("seconds", "processor_seconds"), column_sums(seconds), strict=True)),
-        "megabytes": round(fork.megabytes),
+        "seconds": costs.seconds,
+        "processor_seconds": costs.processor,
+        "megabytes": costs.megabytes,
     }
 
 
@@ -67,7 +73,15 @@ def resumable(checkpoints: Path) -> bool:
     """
     found = list(checkpoints.glob("*.pt"))
     whole = all(zipfile.is_zipfile(path) for path in found)
-    return whole and checkpoints / "checkpoint_last.pt" in found
+    return whole and checkpoints / LAST in found
+
+
+def updates_of(checkpoint: Path) -> int:
+    """Return the number of updates after which a checkpoint was written."""
+    from relpos_fairseq.checkpoint_files import read_checkpoint
+
+    history = read_checkpoint(checkpoint, mapped=True).get("optimizer_history") or [{}]
+    return int(history[-1].get("num_updates", 0))
 
 
 def elapsed_and_processor() -> tuple[float, float]:
@@ -76,10 +90,20 @@ def elapsed_and_processor() -> tuple[float, float]:
     return time.monotonic(), usage.ru_utime + usage.ru_stime
 
 
-def column_sums(path: Path) -> list[float]:
-    """Return the sums of a file's columns of numbers."""
-    rows = (map(float, line.split()) for line in read_lines(path))
-    return [round(sum(column), 1) for column in zip(*rows, strict=True)]
+@dataclass(frozen=True)
+class Costs:
+    """What a training took, of all the processes that have made it."""
+
+    seconds: float
+    processor: float  # seconds
+    megabytes: int  # of the largest
+
+    @classmethod
+    def of(cls, path: Path) -> Costs:
+        """Read the lines that the processes left: seconds, processor seconds, megabytes."""
+        rows = [[*map(float, line.split())] for line in (read_lines(path) if path.exists() else ())]
+        seconds, processor = (round(sum(row[place] for row in rows), 1) for place in (0, 1))
+        return cls(seconds, processor, max((round(row[2]) for row in rows if len(row) > 2), default=0))
 
 
 @dataclass

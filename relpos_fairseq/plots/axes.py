@@ -189,7 +189,8 @@ def svg_text(picture: Picture) -> str:
     Equal pictures give equal texts.
     """
     file, nothing = io.StringIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    svg = {"svg.fonttype": "none", "svg.hashsalt": "", "font.sans-serif": "DejaVu Sans"}
+    salt = f"{picture.title} {[panel.values.tolist() for panel in picture.panels]}"  # ids of two pictures differ
+    svg = {"svg.fonttype": "none", "svg.hashsalt": salt, "font.sans-serif": "DejaVu Sans"}
     with plt.rc_context(STYLE | svg), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's browser has it
         figure = draw_picture(picture)

@@ -26,7 +26,7 @@ from relpos_fairseq.comparison import scheduling, training
 from relpos_fairseq.comparison.scheduling import Comparison
 from relpos_fairseq.comparison.scores import pack, same_inputs, unpack
 from relpos_fairseq.comparison.spec import make_spec
-from relpos_fairseq.comparison.tasks.base import Scored
+from relpos_fairseq.comparison.tasks.base import Scored, Workspace
 from relpos_fairseq.io.errors import BusyError, ToolError
 from relpos_fairseq.io.files import write_json
 from relpos_fairseq.io.processes import Fork, in_fork
@@ -215,6 +215,7 @@ def test_seeds_of_a_stranger_lie_where_the_others_put_them(tmp_path, capsys):
     for text in ("1,a", "", "0", "3,3"):
         if text:
             assert relpos(["compare", "run", str(spec), "--seeds", text]) == 2
+    assert relpos(["compare", "report", str(spec), "--seeds", "101"]) == 2
     assert "--seeds takes whole numbers separated by commas, say 101,102, got '1,a'" in capsys.readouterr().err
 
 
@@ -344,6 +345,26 @@ def test_cut_checkpoints_are_not_resumed(tmp_path):
     (tmp_path / "checkpoint_best.pt").write_bytes(whole[:-30])
     assert not training.resumable(tmp_path)
     assert not training.resumable(tmp_path / "none")
+
+
+def test_a_training_that_ended_makes_no_further_update(tmp_path):
+    """A kill may come between fairseq's last checkpoint and the note of it: fairseq would go on by one update."""
+    task = {
+        **SMALL["tasks"]["copying"],
+        "train": {"lr-scheduler": "fixed", "max-update": 4, "save-interval-updates": 2},
+    }
+    spec = write(tmp_path / "one.yaml", {"seeds": [1], "schemes": ["none"], "tasks": {"copying": task}})
+    comparison = Comparison.of(spec, tmp_path / "work")
+    (run,) = comparison.runs
+    comparison.prepare([run])
+    workspace = Workspace(run.task, run.task.data_folder(comparison.work), comparison.folder(run))
+    first = training.train(workspace, run.flags)
+    weights = workspace.model.read_bytes()
+    assert first["validations"][-1]["updates"] == 4
+    assert training.train(workspace, run.flags) == first
+    assert workspace.model.read_bytes() == weights
+    longer = training.train(workspace, {**run.flags, "max-update": 5})
+    assert longer["validations"][-1]["updates"] == 5
 
 
 def test_a_full_disk_is_named(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from relpos_fairseq.comparison.tasks import masked_lm
 from relpos_fairseq.io.errors import UserError
 
 WIDTHS = {"encoder-embed-dim": 16, "encoder-ffn-embed-dim": 24, "encoder-attention-heads": 2}
+RTE = {"kind": "glue", "name": "RTE", "data": "x"}
 CUT = {"tokens-per-sample": 32, "doc-stride": 8}
 TRAIN = {"max-update": 4, "warmup-updates": 1, "batch-size": 8, **WIDTHS}
 
@@ -99,6 +100,14 @@ def test_wrong_fine_tuning(tmp_path, data):
         ({"a": {"kind": "copy"}}, "finetune: a must be a task of fine-tuning, got kind copy"),
         ({"a": 3}, "finetune: a must be a mapping, got 3"),
         ({"a": {"kind": "glue", "name": "RTE", "date": "x"}}, "kind glue has no date"),
+        ({"a/b": {**RTE}}, "'a/b' cannot be the name of a folder"),
+        ({"../../a": {**RTE}}, "cannot be the name of a folder"),
+        ({"": {**RTE}}, "'' cannot be the name of a folder"),
+        ({"held-out": {**RTE}}, "two test sets would be called held-out: choose other labels"),
+        ({"MNLI": {**RTE, "name": "MNLI"}, "MNLI valid": {**RTE}}, "would be called MNLI valid"),
+        ({"a": {**RTE, "epochs": -1}}, "epochs must be >= 1, got -1"),
+        ({"a": {**RTE, "max_update": -3}}, "max_update must be >= 0, got -3"),
+        ({"a": {**RTE, "lr": -1.0}}, "lr must be above 0, got -1.0"),
     ):
         with pytest.raises(UserError, match=said):
             comparison(tmp_path, data, finetune=finetune)
@@ -111,7 +120,13 @@ def test_wrong_fine_tuning(tmp_path, data):
             made.prepare(made.runs)
     finally:
         symbols.write_text(content)
+    short = comparison(tmp_path, data, tokens=20, finetune={})
+    with pytest.raises(UserError, match="has blocks of 31 tokens: write tokens: 31, got 20"):
+        short.prepare(short.runs)
     with pytest.raises(UserError, match="has no valid.idx: make it with relpos prepare mlm"):
         (tmp_path / "mlm").mkdir()
         other = comparison(tmp_path, tmp_path, finetune={})
+        other.prepare(other.runs)
+    (tmp_path / "mlm" / "shard0").mkdir()
+    with pytest.raises(UserError, match="is in shards, which this task does not read: make it with --shards 1"):
         other.prepare(other.runs)

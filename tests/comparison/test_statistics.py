@@ -142,6 +142,13 @@ def test_seeds_that_agree_do_not_fix_the_next():
     )
 
 
+def test_every_bounded_score_has_a_step():
+    """What one example may change; perplexity has no largest value, and no two seeds of it agree."""
+    steps = {name: metric.step(50) for name, metric in METRICS.items()}
+    assert steps.pop("perplexity") == 0
+    assert steps == {name: 4.0 if METRICS[name].limits[0] else 2.0 for name in steps}
+
+
 def test_intervals_hold_of_seeds_that_were_left_out():
     """On the committed exact matches, most of which lie at 0 or 100; the whole table: examples/comparison/README.md."""
     path = ROOT / "examples" / "comparison" / "coverage.py"

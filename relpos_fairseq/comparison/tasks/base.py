@@ -43,6 +43,12 @@ TRAIN = {
 }
 
 
+def check_label(label: str) -> None:
+    """Raise a ValueError for a label that cannot be the name of a folder."""
+    if not label or set(label) & set("/\\\0") or label.startswith("."):
+        raise ValueError(f"{label!r} cannot be the name of a folder: choose another label")
+
+
 def kind(name: str) -> Callable[[type], type]:
     """Register a class of tasks under the name that specifications use."""
 

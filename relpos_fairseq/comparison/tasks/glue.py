@@ -121,6 +121,13 @@ class FineTuning(Task):
     epochs: int | None = None  # None: the protocol's first
     max_update: int = 0  # updates that end a run; 0: none
 
+    def __post_init__(self) -> None:
+        for name, value, least in (("epochs", self.epochs, 1), ("max_update", self.max_update, 0)):
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be >= {least}, got {value}")
+        if self.lr is not None and not self.lr > 0:
+            raise ValueError(f"lr must be above 0, got {self.lr}")
+
     def folder(self) -> Path:
         """Return the folder that fairseq-train reads."""
         return self.data
@@ -174,6 +181,7 @@ class Glue(FineTuning):
     protocol: str = "huang"  # one of PROTOCOLS
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for value, known in ((self.name, TASKS), (self.protocol, PROTOCOLS)):
             if value not in known:
                 raise ValueError(f"there is no {value}; known: {', '.join(known)}")

@@ -11,12 +11,13 @@ from typing import ClassVar
 import numpy as np
 
 from relpos_fairseq.comparison.scores import Packed, pack, unpack
-from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, kind
+from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, check_label, kind
 from relpos_fairseq.comparison.tasks.glue import MODEL_FLAG, FineTuning
 from relpos_fairseq.comparison.tasks.registry import make_task
 from relpos_fairseq.comparison.training import train
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import sha256_of, write_json
+from relpos_fairseq.io.indexed import read_indexed
 from relpos_fairseq.io.processes import key_of
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.io.stages import Stage, run_stages
@@ -53,20 +54,25 @@ class MaskedLM(Task):
     def __post_init__(self) -> None:
         made = {}
         for label, options in self.finetune.items():
+            check_label(str(label))
             if not isinstance(options, Mapping):
                 raise ValueError(f"finetune: {label} must be a mapping, got {options!r}")
             made[str(label)] = make_task(str(label), dict(options), {"train": {}, "generate": {}})
             if not isinstance(made[str(label)], FineTuning):
                 raise ValueError(f"finetune: {label} must be a task of fine-tuning, got kind {made[str(label)].kind}")
         object.__setattr__(self, "finetune", made)
+        names = [HELD_OUT, *(name for label in made for name in self.names(label))]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"finetune: two test sets would be called {', '.join(twice)}: choose other labels")
+
+    def names(self, label: str) -> dict[str, str]:
+        """Return the test sets of a fine-tuning task by the names that they have here."""
+        sets = self.finetune[label].sets()
+        return {label if len(sets) == 1 else f"{label} {name}": name for name in sets}
 
     def tests(self) -> dict[str, tuple[str, str]]:
         """Return the label of the fine-tuning task and its test set, by the name of each further test set."""
-        found = {}
-        for label, task in self.finetune.items():
-            for name in (sets := task.sets()):
-                found[label if len(sets) == 1 else f"{label} {name}"] = (label, name)
-        return found
+        return {name: (label, own) for label in self.finetune for name, own in self.names(label).items()}
 
     def sets(self) -> tuple[str, ...]:
         return HELD_OUT, *self.tests()
@@ -91,10 +97,15 @@ class MaskedLM(Task):
         for folder in (self.data / "data-bin", self.data):
             if (folder / "valid.idx").is_file():
                 return folder
+            if (folder / "shard0").is_dir():
+                raise UserError(f"{folder} is in shards, which this task does not read: make it with --shards 1")
         raise UserError(f"{self.data} has no valid.idx: make it with relpos prepare mlm")
 
     def make(self, folder: Path) -> None:
         binary = self.binary()
+        longest = 1 + max(int(read_indexed(binary / split).sizes.max()) for split in ("train", "valid"))  # with <s>
+        if longest > self.tokens:
+            raise UserError(f"{binary} has blocks of {longest} tokens: write tokens: {longest}, got {self.tokens}")
         (folder / "bin").symlink_to(binary.absolute(), target_is_directory=True)
         for label, task in self.finetune.items():
             if sha256_of(task.dictionary()) != sha256_of(binary / "dict.txt"):
@@ -136,7 +147,7 @@ class MaskedLM(Task):
 
 
 def nats(workspace: Workspace) -> np.ndarray:
-    """Return the negative log-likelihood in nats of each held-out block's masked tokens, their number, its tokens.
+    """Return of each held-out block: nats of its masked tokens, how many there are (at least one), all its tokens.
 
     The masks are the same for every model: they are drawn by `MASKS` and not by the seed of the training.
     """
@@ -162,4 +173,5 @@ def nats(workspace: Workspace) -> np.ndarray:
         masked = target.ne(pad)
         columns = losses.view_as(target).sum(1), masked.sum(1), batch["net_input"]["src_lengths"]
         rows.append(torch.stack([column.double().cpu() for column in columns], 1))
-    return torch.cat(rows).numpy()
+    found = torch.cat(rows).numpy()
+    return found[found[:, 1] > 0]  # short blocks may have no masked token
