@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -139,6 +140,18 @@ def briefly(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         return save_dir / "checkpoint_last.pt"
 
     return checkpoint
+
+
+@pytest.fixture
+def opener_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The process that opens folders outlives a refusal, where the code in the folder is ours: a new one takes seconds."""
+    from relpos_fairseq.conversion import closing_check
+
+    begun = closing_check._opener
+    kept = type("Kept", (list,), {"pop": lambda self: mock.Mock()})(begun)
+    monkeypatch.setattr(closing_check, "_opener", kept)
+    yield
+    begun[:] = kept
 
 
 @pytest.fixture
