@@ -206,13 +206,13 @@ def backends_for(scheme: str, shape: str) -> list[str]:
 def cells() -> Iterator[tuple[str, str, torch.dtype]]:
     """Every scheme and shape in fp32; in half precision, where masks round nothing, one shape.
 
-    Familiar ones have one shape, without RELPOS_ONNX=full.
+    Without RELPOS_ONNX=full familiar ones have one shape, and no hybrid is in half precision.
     """
     for scheme in SCHEMES:
         for shape in SHAPES if FULL or scheme not in FAMILIAR else (shape_of(scheme),):
             if shape != "unclipped" or scheme in UNCLIPPED:
                 yield scheme, shape, torch.float32
-        if scheme not in FAMILIAR:
+        if scheme not in FAMILIAR and (FULL or "+" not in scheme):
             halves = (torch.bfloat16, torch.float16)
             for turn in range(2):  # each type with and without interpreted kernels, by turns
                 dtype = halves[(number_of(scheme) // 4 + turn) % 2]
