@@ -33,6 +33,9 @@ CLIPPED = taking(CLIP_DISTANCE)
 INPUT = [name for name in scheme_names() if scheme_class(name).own_scale is None]
 # Schemes of encoders too; the others are for decoders alone.
 ENCODERS = [name for name in scheme_names() if not scheme_class(name).causal_only]
+# Those whose terms are another's, with other numbers or fewer.
+LIKE_OTHERS = {"shaw_keys", "m1", "tupe_a", "alibi", "sandwich", "kerple", "xpos", "transformer_xl_learned"}
+LIKE_OTHERS |= {name for name in scheme_names() if name.endswith("_released")}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -30,9 +31,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # The files that take longest, the longest first.  Processes that share the suite begin with them
 # (scripts/test.sh), so that none is left with a long one while the others have nothing to do.
 LONGEST = """
-    test_mutations.py export/test_onnx.py cli/test_cli_translation.py attention/test_error_budget.py
-    attention/test_triton_attention.py recipes/test_recipes_resume.py cli/test_cli_traps.py
-    tasks/test_segment_training.py faults/test_faults.py attention/test_triton_compile.py
+    test_mutations.py export/test_onnx.py cli/test_cli_translation.py recipes/test_recipes_resume.py
+    attention/test_triton_attention.py cli/test_cli_traps.py export/test_transformers_releases.py
+    attention/test_error_budget.py export/test_closing_generation.py faults/test_faults.py nn/test_nn.py
+    tasks/test_segment_training.py comparison/test_compare.py attention/test_triton_compile.py cli/test_cli_pruned.py
 """.split()
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must stand before anything imports triton
@@ -139,6 +141,18 @@ def briefly(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         return save_dir / "checkpoint_last.pt"
 
     return checkpoint
+
+
+@pytest.fixture
+def opener_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The process that opens folders, which begins in seconds, outlives a refusal where the folder's code is ours."""
+    from relpos_fairseq.conversion import closing_check
+
+    begun = closing_check._opener
+    kept = type("Kept", (list,), {"pop": lambda self: mock.Mock()})(begun)
+    monkeypatch.setattr(closing_check, "_opener", kept)
+    yield
+    begun[:] = kept
 
 
 @pytest.fixture

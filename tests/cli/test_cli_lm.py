@@ -11,7 +11,7 @@ import torch
 from fairseq import checkpoint_utils
 
 import relpos_fairseq  # noqa: F401
-from helpers.commands import QUIET, USER_DIR, call, torchrun
+from helpers.commands import QUIET, USER_DIR, by_two, call
 from relpos_fairseq.cli.evaluate import EvaluateLength
 from relpos_fairseq.evaluation.length import evaluate
 from relpos_fairseq.placement import PositionMismatchError
@@ -109,10 +109,10 @@ def test_eval_lm_and_its_context_window(text: Path, trained: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["lm", "xl"], indirect=True)
-def test_two_processes_evaluate_as_one(text: Path, trained: Path) -> None:
+def test_two_processes_evaluate_as_one(text: Path, trained: Path, tmp_path: Path) -> None:
     """Fairseq would print the perplexity of the first one's half of the text."""
     flags = [text, "--user-dir", USER_DIR, "--path", trained, "--batch-size", "3", "--tokens-per-sample", "24", *QUIET]
-    one, two = call("eval_lm", *flags), torchrun("fairseq-eval-lm", *flags)
+    one, two = call("eval_lm", *flags), by_two("eval_lm", *flags, log=tmp_path / "log")
     read = re.compile(r"Evaluated [\d,]+ tokens|Loss .*")
     assert read.findall(two) == read.findall(one) and len(read.findall(one)) == 2
 

@@ -47,6 +47,7 @@ SPOILT = {
 }
 
 
+@pytest.mark.usefixtures("opener_stays")
 @pytest.mark.parametrize("name", SPOILT)
 def test_what_differs_is_not_published(name, tmp_path, monkeypatch):
     """The folder is spoilt after it was compared in this process, as a release or a file would."""

@@ -6,14 +6,16 @@ import pytest
 import torch
 import transformers
 
-from helpers import roberta
+from cases import ENCODERS, LIKE_OTHERS
+from helpers import FULL, roberta
 from helpers.commands import relpos
 from helpers.conversion import config, random_state
 from helpers.exported import write_checkpoint
 from relpos_fairseq.conversion.writer import checkpoint_of
 from relpos_fairseq.export.transformers import AUTO, RelPosForSequenceClassification
 from relpos_fairseq.models.building import build_roberta
-from relpos_fairseq.schemes import REGISTER, scheme_names
+
+SCHEMES = [name for name in ENCODERS if FULL or name not in LIKE_OTHERS]
 
 
 def exported(folder, scheme, **values):
@@ -28,7 +30,7 @@ def exported(folder, scheme, **values):
 PRICES = {"classification_head_name": "mine", "init_token": 0, "regression_target": True, "num_classes": 1}
 
 
-@pytest.mark.parametrize("scheme", [n for n in scheme_names() if not REGISTER[n].causal_only])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_logits_are_the_models(scheme, tmp_path):
     model, folder = exported(tmp_path, scheme)
     loaded = transformers.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)
@@ -38,7 +40,7 @@ def test_logits_are_the_models(scheme, tmp_path):
     torch.testing.assert_close(found, model(tokens)[0].float(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("scheme", [n for n in scheme_names() if not REGISTER[n].causal_only])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_saved_again_it_is_the_same_and_comes_back(scheme, tmp_path):
     """Tables that layers share are saved once, by any of their names."""
     model, folder = exported(tmp_path, scheme)

@@ -7,6 +7,7 @@ import os
 import site
 import subprocess
 import sys
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,13 @@ TASK = {
 }
 
 
-def interpreter(folder: Path, release: str) -> Path:
+@cache
+def installed(folder: Path, release: str) -> Path:
     """Python with a release of transformers and, below it, this environment's packages."""
     home = Path(os.environ.get(ENVIRONMENTS, folder)) / f"transformers-{release}"
     python = home / "bin" / "python"
     if not python.is_file():
-        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)  # it has ours
         [packages] = home.glob("lib/python*/site-packages")
         (packages / "below.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     wanted = (f"transformers=={release}", "accelerate==1.15.0")
@@ -52,6 +54,12 @@ def interpreter(folder: Path, release: str) -> Path:
     if done.returncode:
         pytest.skip(f"pip cannot install {' '.join(wanted)}: {done.stderr.strip()[-200:]}")
     return python
+
+
+@pytest.fixture(scope="module")
+def interpreter(tmp_path_factory):
+    """What gives the Python with a release, which all tests share."""
+    return partial(installed, tmp_path_factory.mktemp("environments"))
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +93,8 @@ def translated(corpus, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("release", READING)
 @torch.no_grad()
-def test_a_release_uses_the_folders(release, exported, translated, tmp_path):
-    python = interpreter(tmp_path, release)
+def test_a_release_uses_the_folders(release, exported, translated, interpreter, tmp_path):
+    python = interpreter(release)
     (tmp_path / "translated").symlink_to(translated[1])
     for name, (folder, _, _) in exported.items():
         (tmp_path / name).symlink_to(folder)
@@ -155,7 +163,7 @@ for place in filter(Path.is_dir, folder.iterdir()):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("release", IDS)
-def test_a_release_gives_our_ids(release, tmp_path):
+def test_a_release_gives_our_ids(release, interpreter, tmp_path):
     """Of every setting of a folder, and of every kind that is trained here, masks too."""
     folders = write_folders(tmp_path / "read")
     tokenizers = {name: load_tokenizer(folder) for name, folder in folders.items()}
@@ -168,7 +176,7 @@ def test_a_release_gives_our_ids(release, tmp_path):
         for file, text in transformers_files(tokenizer, tokenizer.numbers | specials(tokenizer), 1, False).items():
             (written / name / file).write_text(text, encoding="utf-8")
     (written / "texts.json").write_text(json.dumps(texts + masked))
-    subprocess.run([interpreter(tmp_path, release), "-c", LOAD, written], check=True, capture_output=True)
+    subprocess.run([interpreter(release), "-c", LOAD, written], check=True, capture_output=True)
     for name, tokenizer in tokenizers.items():
         numbers = tokenizer.numbers | specials(tokenizer)
         found = json.loads((written / name / "found.json").read_text())
@@ -185,10 +193,16 @@ def specials(tokenizer) -> dict[str, int]:
     return {name: len(tokenizer.numbers) + n for n, name in enumerate(missing)}
 
 
+COMMANDS = """
+import json, sys
+from relpos_fairseq.cli.main import main
+print([main(words) for words in json.loads(sys.argv[1])])
+"""
+
+
 @pytest.mark.slow
-def test_a_release_without_relative_positions_publishes_none(tmp_path):
+def test_a_release_without_relative_positions_publishes_none(interpreter, tmp_path):
     """Its closing check refuses the folder, and names the export that it reads; fp16 is loaded as fp32."""
-    python = interpreter(tmp_path, NEWEST)
     for name, scheme, more in (("m4", "m4", {"position_clip_distance": "0"}), ("half", "learned", {})):
         (tmp_path / name).mkdir()
         _, checkpoint = write_checkpoint(tmp_path / name, "bpe", scheme, **more)
@@ -197,27 +211,24 @@ def test_a_release_without_relative_positions_publishes_none(tmp_path):
             state["model"] = {n: v.half() if v.is_floating_point() else v for n, v in state["model"].items()}
         torch.save(state, checkpoint)
 
-    def run(*words):
-        command = [python, "-m", "relpos_fairseq.cli", *map(str, words)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
-        return subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", cwd=tmp_path)
-
-    refused = run("convert", tmp_path / "m4" / "model.pt", "--to", "hf-roberta", "--out", tmp_path / "no")
-    assert refused.returncode == 2 and not (tmp_path / "no").exists()
-    assert "distance_embedding.weight); a folder of relpos export transformers has these" in refused.stderr
-    for number, words in enumerate((["convert", "--to", "hf-roberta", "--out"], ["export", "transformers"])):
-        place = tmp_path / "half" / "model.pt"
-        given = [words[0], place, *words[1:]] if number == 0 else [*words, place]
-        done = run(*given, tmp_path / f"out{number}")
-        assert done.returncode == 0, done.stderr[-500:]
-        assert "of transformers 5.24.0: ids, logits, loss and its pipeline are ours" in done.stdout
+    commands = [
+        ["convert", "m4/model.pt", "--to", "hf-roberta", "--out", "no"],
+        ["convert", "half/model.pt", "--to", "hf-roberta", "--out", "out0"],
+        ["export", "transformers", "half/model.pt", "--out", "out1"],
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
+    run = [interpreter(NEWEST), "-c", COMMANDS, json.dumps(commands)]
+    done = subprocess.run(run, env=environment, capture_output=True, encoding="utf-8", cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "[2, 0, 0]" and not (tmp_path / "no").exists(), done.stderr[-500:]
+    assert "distance_embedding.weight); a folder of relpos export transformers has these" in done.stderr
+    assert done.stdout.count("of transformers 5.24.0: ids, logits, loss and its pipeline are ours") == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("release", WRITING)
-def test_a_release_exports_models_that_generate(release, tmp_path):
+def test_a_release_exports_models_that_generate(release, interpreter):
     """Its own process writes the folder, and the closing check opens it: translation, language models, memory."""
-    python = interpreter(tmp_path, release)
+    python = interpreter(release)
     chosen = [str(Path(__file__).with_name("test_closing_generation.py")), "-k", "said or any_length"]
     done = subprocess.run(
         [python, "-m", "pytest", "-q", *chosen], cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace"

@@ -5,5 +5,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 USER_DIR = ROOT / "relpos_fairseq"
-# Graphs of all hybrids, all kernels for GPUs and all releases of transformers, not one of a kind.
+# Graphs of all hybrids, all kernels for GPUs, all releases of transformers and all schemes, not one of a kind, and
+# processes of torchrun, not forks.
 FULL = os.environ.get("RELPOS_ONNX") == "full"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 from unittest import mock
 
-from helpers import ROOT, USER_DIR
+from helpers import FULL, ROOT, USER_DIR
 
 CONFIGS = ROOT / "examples" / "translation" / "config"
 TEST_SENTENCES, VALID_SENTENCES = 37, 29  # no multiples of 8, fairseq's batch size multiple
@@ -181,14 +181,26 @@ def torchrun(*arguments: str | Path, **more) -> str:
     return command("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", *arguments, **more)
 
 
-def on_two_nodes(*arguments: str | Path) -> list[str]:
-    """Run a command on two nodes with a process each, as two commands of torchrun; what each of them prints."""
+def by_two(tool: str, *arguments: str | Path, log: Path) -> str:
+    """Run a fairseq command as two processes, and return what both print.
+
+    They are forks of this process, as `forked` makes them; with RELPOS_ONNX=full torchrun's.
+    """
+    if FULL:
+        return torchrun(f"fairseq-{tool.replace('_', '-')}", *arguments)
+    return "".join(forked(tool, [*map(str, arguments)], 2, log))
+
+
+def on_two_nodes(tool: str, *arguments: str | Path, log: Path) -> list[str]:
+    """Run a fairseq command on two nodes with a process each, as `by_two`; what each of them prints."""
+    if not FULL:
+        return forked(tool, [*map(str, arguments)], 2, log, a_node=1)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     where = ("--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", str(port))
     with ThreadPoolExecutor() as nodes:
-        run = lambda rank: command("torchrun", *where, "--node_rank", str(rank), "--no-python", *arguments)  # noqa: E731
-        return list(nodes.map(run, range(2)))
+        given = ("--no-python", f"fairseq-{tool}", *arguments)
+        return list(nodes.map(lambda rank: command("torchrun", *where, "--node_rank", str(rank), *given), range(2)))
 
 
 def train(corpus: Corpus, save_dir: Path, *more: str | Path) -> str:
@@ -203,48 +215,52 @@ def train_arguments(corpus: Corpus, save_dir: Path, *more: str | Path) -> list[s
 
 
 def forked_training(arguments: list[str], processes: int, log: Path) -> str:
-    """Train in forks of this process, as torchrun would have started them.
+    """Train as `forked`; what the first one said."""
+    return forked("train", arguments, processes, log)[0]
+
+
+def forked(tool: str, arguments: list[str], processes: int, log: Path, a_node: int | None = None) -> list[str]:
+    """Run a fairseq command in forks of this process, as torchrun would have started them.
 
     Args:
-        arguments: command line of fairseq-train.
+        tool: `train`, `validate`, ...
+        arguments: its command line, without the name.
         processes: how many.
-        log: file for what the first one says.
+        log: where files of what each says begin.
+        a_node: how many of them a node has; None: one node has all.
 
     Returns:
-        What the first one said.
+        What each of them said.
 
     Raises:
         CommandError: one of them failed.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    children = []
+    children, logs = [], [log.with_name(f"{log.name}.{rank}") for rank in range(processes)]
     for rank in range(processes):
         child = os.fork()
         if not child:
-            _train_as(rank, processes, port, arguments, log)
+            places = {"RANK": rank, "LOCAL_RANK": rank % (a_node or processes), "WORLD_SIZE": processes}
+            _run_as(places | {"MASTER_PORT": port}, tool, arguments, logs[rank])
         children.append(child)
     statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    said = log.read_text() if log.exists() else ""
+    said = [path.read_text() if path.exists() else "" for path in logs]
     if any(statuses):
-        errors = [path.read_text() for path in log.parent.glob(f"{log.stem}.*")]
-        raise CommandError("\n".join([f"processes ended with {statuses}", *errors]))
+        raise CommandError("\n".join([f"processes ended with {statuses}", *said]))
     return said
 
 
-def _train_as(rank: int, processes: int, port: int, arguments: list[str], log: Path) -> NoReturn:
-    """Train in this fork, and end it."""
+def _run_as(places: dict[str, int], tool: str, arguments: list[str], log: Path) -> NoReturn:
+    """Run a command in this fork, and end it."""
     status = 1
     try:
-        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_PORT": port}
         os.environ |= {name: str(value) for name, value in places.items()}
         os.environ["MASTER_ADDR"] = "127.0.0.1"
-        said = call("train", *arguments)
-        if rank == 0:
-            log.write_text(said)
+        log.write_text(call(tool, *arguments))
         status = 0
     except BaseException:
-        log.with_suffix(f".{rank}").write_text(traceback.format_exc())
+        log.write_text(traceback.format_exc())
     finally:
         os._exit(status)
 

@@ -19,7 +19,8 @@ import random
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 WORDS = "the house a tree sees old man red dog new day walks ähnlich Größe don't 日本 naïve C++".split()
@@ -46,7 +47,6 @@ RUNS = {
     "glue": "prepare glue IN/glue --tokenizer MADE/mlm-wordpiece/tokenizer --max-length 20 --workers 2",
     "glue-text": "prepare glue IN/glue --tasks RTE,CoLA",
 }
-AFTER = ("glue",)  # reads what another run made
 # What a run keeps for its own continuation; the manifest, which holds versions, is looked at apart.
 OWN = ("work", "shards", "manifest.json", "held-out.txt", "sample.txt")
 COUNTED = ("</s>", "languages", "level", "sets", "splits", "vocabulary")
@@ -95,12 +95,16 @@ def write_text(folder: Path) -> None:
             (folder / "glue" / task / f"{split}.tsv").write_text(header + rows, encoding="utf-8")
 
 
-def run(root: Path, name: str, text: Path, made: Path) -> None:
-    """Run one preparation as a user does; its result is made/NAME."""
+def words_of(name: str, text: Path, made: Path) -> list[str]:
+    """The command line of a preparation, after `relpos`; its result is made/NAME."""
     arguments = RUNS[name].replace("IN", str(text)).replace("MADE", str(made)).split()
-    out = ["--text", made / f"{name}.txt"] if name == "glue-text" else ["--out", made / name]
+    return [*arguments, *(["--text", f"{made / name}.txt"] if name == "glue-text" else ["--out", str(made / name)])]
+
+
+def run(root: Path, name: str, text: Path, made: Path) -> None:
+    """Run one preparation as a user does, by a version."""
     done = subprocess.run(
-        [sys.executable, "-m", "relpos_fairseq.cli", *arguments, *out],
+        [sys.executable, "-m", "relpos_fairseq.cli", *words_of(name, text, made)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
@@ -110,16 +114,13 @@ def run(root: Path, name: str, text: Path, made: Path) -> None:
         raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr[-2000:]}")
 
 
-def run_all(root: Path, folder: Path) -> dict[str, dict[str, dict]]:
+def run_all(folder: Path, run: Callable[[str, Path, Path], None]) -> dict[str, dict[str, dict]]:
     """Run every preparation; its name to the files' hashes, and to what the manifest counts."""
     text, made = folder / "text", folder / "made"
     write_text(text)
     made.mkdir()
-    with ThreadPoolExecutor(2) as pool:
-        first = [name for name in RUNS if name not in AFTER]
-        list(pool.map(lambda name: run(root, name, text, made), first))
-    for name in AFTER:
-        run(root, name, text, made)
+    for name in RUNS:
+        run(name, text, made)
     return {name: {"files": hashes(made, name), "counts": counts(made / name)} for name in RUNS}
 
 
@@ -142,4 +143,4 @@ def counts(folder: Path) -> dict:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
-        print(json.dumps(run_all(Path(sys.argv[1]), Path(temporary)), indent=1, sort_keys=True))
+        print(json.dumps(run_all(Path(temporary), partial(run, Path(sys.argv[1]))), indent=1, sort_keys=True))

@@ -56,7 +56,7 @@ FEW = EVERY[::13]
 
 # A graph takes seconds, and one more scheme in it little.  What no kernel evaluates, or not in an
 # encoder, would keep the others from it, and is alone, as are schemes that no hybrid names.  Without RELPOS_ONNX=full
-# every third is held (tests/nn compiles every scheme).
+# every sixth is held (tests/nn compiles every scheme).
 TOGETHER = {
     "rope+shaw+m1+m4+t5+alibi_learned": {},
     "learned+m4m+rel_scalar+kerple+sandwich+log_cpb": {},
@@ -103,7 +103,7 @@ def test_one_graph_with_the_kernel(scheme: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schemes", TOGETHER if FULL else list(TOGETHER)[::3])
+@pytest.mark.parametrize("schemes", TOGETHER if FULL else list(TOGETHER)[::6])
 def test_every_scheme_with_the_kernel(schemes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `auto` takes it from some tokens on."""
     monkeypatch.setattr(api, "crossover_length", lambda _: 1)

@@ -10,6 +10,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import Tensor
 
 from cases import CASES, ENCODERS, Case, plan_of, randomize
+from helpers import FULL
 from helpers.models import assert_same_start, batch, fairseq_model, small_config, small_model, small_task
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.models import relpos_transformer
@@ -119,7 +120,7 @@ def test_activation_checkpointing(scheme: str, share: str, offload: bool) -> Non
         torch.testing.assert_close(found[1][name], gradient, msg=name)
 
 
-@pytest.mark.parametrize("scheme", ["shaw", "m4m", "tupe", "rope"])
+@pytest.mark.parametrize("scheme", ["tupe", *(["shaw", "m4m", "rope"] if FULL else [])])
 def test_torch_compile(scheme: str) -> None:
     """A compiled model computes the same (with dynamo's graph capture; code is left eager)."""
     torch._dynamo.reset()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.func import functional_call, grad, jvp, vmap
 
-from cases import CASES, randomize
+from cases import CASES, LIKE_OTHERS, randomize
 from helpers import FULL, ROOT
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.nn import AttentionCache, PositionAttention, PositionDecoderLayer, PositionEncoderLayer
@@ -154,9 +154,8 @@ def test_needs_no_fairseq():
 
 # `sentence` counts tokens, which no module of this kind sees.
 EVERY = [name for name in scheme_names() if name != "sentence"]
-# Exported are, without RELPOS_ONNX=full, those whose terms are not another's with other numbers or fewer.
-LIKE_OTHERS = {"shaw_keys", "m1", "tupe_a", "alibi", "sandwich", "kerple", "xpos", "transformer_xl_learned"}
-EXPORTED = [name for name in EVERY if FULL or not (name in LIKE_OTHERS or name.endswith("_released"))]
+# Exported are, without RELPOS_ONNX=full, those that are not like others.
+EXPORTED = [name for name in EVERY if FULL or name not in LIKE_OTHERS]
 
 
 def small(name: str) -> tuple[PositionAttention, torch.Tensor, torch.Tensor]:

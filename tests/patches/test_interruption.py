@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import relpos_fairseq  # noqa: F401
-from helpers import ROOT
+from helpers import FULL, ROOT
 from helpers import commands as cli
 from helpers.commands import Corpus
 from relpos_fairseq.patches import interruption
@@ -45,7 +45,7 @@ def interrupt(signum: int, *command: str | Path, child: bool = False) -> tuple[i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM] if FULL else [signal.SIGINT])
 def test_the_same_command_goes_on(corpus: Corpus, tmp_path: Path, signum: signal.Signals) -> None:
     def arguments(folder: str, updates: int) -> list[str]:
         return cli.train_arguments(corpus, tmp_path / folder, "--max-update", str(updates), "--log-interval", "2")

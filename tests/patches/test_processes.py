@@ -1,4 +1,4 @@
-"""fairseq's commands as processes of torchrun: one model, and the numbers of one process."""
+"""fairseq's commands as several processes: one model, and the numbers of one process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq_cli.hydra_train import _hydra_main
 
 import relpos_fairseq  # noqa: F401
 from helpers import commands as cli
+from helpers import recipes
 from helpers.commands import QUIET, USER_DIR, Corpus
 from relpos_fairseq.patches import processes
 
@@ -26,7 +28,9 @@ def assert_same_model(one: Path, two: Path) -> None:
 def test_two_nodes_train_one_model(corpus: Corpus, tmp_path: Path) -> None:
     """With half of a process's batch each, as one process with two batches an update."""
     cli.train(corpus, tmp_path / "one", *STILL, "--update-freq", "2")
-    first, second = cli.on_two_nodes("fairseq-train", *cli.train_arguments(corpus, tmp_path / "two", *STILL))
+    first, second = cli.on_two_nodes(
+        "train", *cli.train_arguments(corpus, tmp_path / "two", *STILL), log=tmp_path / "log"
+    )
     assert "training on 2 devices" in first and "training on" not in second
     assert "Warning" not in first + second
     assert_same_model(tmp_path / "one", tmp_path / "two")
@@ -44,7 +48,9 @@ def test_hydra_trains_one_model(corpus: Corpus, tmp_path: Path) -> None:
             *("dataset.num_workers=0", "dataset.max_tokens=200"),
         ]
 
-    cli.command(*recipe("one"), "optimization.update_freq=[2]")
+    twice = (*recipe("one")[5:], "optimization.update_freq=[2]", f"common.user_dir={USER_DIR}")
+    with cli.captured():
+        _hydra_main(recipes.composed(cli.CONFIGS, "tiny", *twice))
     said = cli.torchrun(*recipe("two"))
     assert said.count("training on 2 devices") == said.count("training on") == 1
     assert said.count("Saved checkpoint") == 1
@@ -55,7 +61,7 @@ def test_hydra_trains_one_model(corpus: Corpus, tmp_path: Path) -> None:
 def test_layers_are_dropped_on_two_processes(corpus: Corpus, tmp_path: Path) -> None:
     """Each process drops its own layers; fairseq stops where their gradients do not agree afterwards."""
     dropped = ("--encoder-layerdrop", "0.5", "--decoder-layerdrop", "0.5", "--max-update", "8")
-    said = cli.torchrun("fairseq-train", *cli.train_arguments(corpus, tmp_path, *STILL, *dropped))
+    said = cli.by_two("train", *cli.train_arguments(corpus, tmp_path, *STILL, *dropped), log=tmp_path / "log")
     assert "num_updates: 8 >= max_update" in said
 
 
@@ -66,7 +72,7 @@ def test_two_processes_validate_as_one(corpus: Corpus, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint_last.pt"
     flags = [corpus.binary, "--user-dir", USER_DIR, "--path", path, *QUIET, "--task", "translation"]
     flags += ["--max-tokens", "200", "--log-format", "simple", "--log-interval", "1000"]
-    one, two = cli.call("validate", *flags), cli.torchrun("fairseq-validate", *flags)
+    one, two = cli.call("validate", *flags), cli.by_two("validate", *flags, log=tmp_path / "log")
     (expected,) = cli.losses(one, "valid")
     assert set(cli.losses(two, "valid")) == {expected}
     assert "Warning" not in two

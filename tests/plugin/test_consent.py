@@ -8,16 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.commands import TRAIN, Corpus, command, load, losses, train, write_corpus
+import relpos_fairseq  # noqa: F401  lets torch.load read checkpoints
+from helpers.commands import TRAIN, Corpus, command, load, losses, train
 
 FAIRSEQS = ("--optimizer", "adam", "--criterion", "label_smoothed_cross_entropy")
 OURS = ("--optimizer", "relpos_adam", "--criterion", "relpos_label_smoothed_cross_entropy")
 M4 = ("--position-scheme", "m4", "--disable-validation")
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Corpus:
-    return write_corpus(tmp_path_factory.mktemp("consent"))
 
 
 def tensors(path: Path) -> dict:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ROOT
-from helpers.golden_preparation import RUNS, run_all
+from helpers.commands import relpos_job
+from helpers.golden_preparation import RUNS, run_all, words_of
 
 ADDED = {
     "glue": {"tokenizer.json"},
@@ -20,7 +20,7 @@ GOLDEN = json.loads(Path(__file__).with_name("golden_preparation.json").read_tex
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory) -> dict[str, dict[str, dict]]:
-    return run_all(ROOT, tmp_path_factory.mktemp("golden"))
+    return run_all(tmp_path_factory.mktemp("golden"), lambda *of: relpos_job(*words_of(*of)))
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.commands import USER_DIR, call, forked_training, load, losses, torchrun, value
+from helpers.commands import USER_DIR, call, forked_training, load, losses, value
 from helpers.segment_corpus import (
     QUIET,
     TASK,
@@ -384,7 +384,7 @@ def test_two_processes(corpus, tmp_path):
     still = ["--dropout", "0", "--activation-dropout", "0"]  # and Adam would magnify rounding
     still += ["--optimizer", "sgd", "--lr", "0.3", "--max-update", "12"]
     one = train(corpus, tmp_path / "one", *still)
-    two = torchrun("fairseq-train", *of_two(corpus, tmp_path / "two", *still))
+    two = forked_training(of_two(corpus, tmp_path / "two", *still), 2, tmp_path / "log")
     assert losses(two) == pytest.approx(losses(one), abs=2e-3)  # printed to three digits
     single, double = (tmp_path / name / "checkpoint_last.pt" for name in ("one", "two"))
     assert exact_loss(double) == pytest.approx(exact_loss(single), abs=1e-5)
