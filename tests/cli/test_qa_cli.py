@@ -546,7 +546,7 @@ def test_prepare(tmp_path):
         (["--train-articles", "2"], "--tokenizer-folder FOLDER or --train-tokenizer"),
         (["--train-tokenizer", "bpe"], "--valid FILES or --train-articles"),
         (["--train-tokenizer", "bpe", "--train-articles", "6"], "leaves none of the 6 articles"),
-        (["--train-tokenizer", "bpe", "--train-articles", "0"], "must be 1 or more"),
+        (["--train-tokenizer", "bpe", "--train-articles", "0"], "--train-articles must be >= 1"),
         (["--tokenizer-folder", "pieces", "--train-articles", "2"], "no pieces/dict.txt"),
         (["--tokenizer-folder", "pieces", "--vocab-size", "9"], "--vocab-size needs --train-tokenizer"),
         (["--train-tokenizer", "bpe", "--train-articles", "2", "--eval", "short.json"], "short.json has 3 articles"),
