@@ -11,7 +11,7 @@ from relpos_fairseq.comparison.results import ResultStore
 from relpos_fairseq.comparison.scores import METRICS, pack
 from relpos_fairseq.comparison.spec import Spec
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace
-from relpos_fairseq.comparison.training import train
+from relpos_fairseq.comparison.training_run import train
 from relpos_fairseq.io import processor
 from relpos_fairseq.io.files import Hashes, remove, write_json
 from relpos_fairseq.io.manifests import versions

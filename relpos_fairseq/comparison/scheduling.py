@@ -19,7 +19,7 @@ from relpos_fairseq.comparison.results import ResultStore
 from relpos_fairseq.comparison.run import Run, code_version, runs_of
 from relpos_fairseq.comparison.spec import Spec, read_spec, seeds_of
 from relpos_fairseq.comparison.tasks.base import prepare_process
-from relpos_fairseq.comparison.training import TrainingLog
+from relpos_fairseq.comparison.training_run import TrainingLog
 from relpos_fairseq.io.errors import BusyError, ToolError, UserError
 from relpos_fairseq.io.files import write_text
 from relpos_fairseq.io.processes import Fork

@@ -116,7 +116,7 @@ def matches(right: Sequence[bool]) -> np.ndarray:
 
 
 def same_inputs(inputs: Sequence[str]) -> np.ndarray:
-    """Return the number of the first equal input for every one (N,): those with one number are one example."""
+    """Return the index of the first equal input for every input (N,): those of one index are one example."""
     first: dict[str, int] = {}
     return np.array([first.setdefault(one, number) for number, one in enumerate(inputs)])
 

@@ -194,7 +194,7 @@ def table_of(name: str, metric: Metric, schemes: dict[str, dict[int, dict]], spe
 
 
 def draws_for(*labels: str) -> np.random.Generator:
-    """Return what draws the seeds of a scheme or a pair: its own, so that further schemes change no other interval."""
+    """Return a generator for the resamples of a scheme or a pair, by its labels: further schemes change no other's."""
     return np.random.default_rng(zlib.crc32("\0".join(labels).encode()))
 
 

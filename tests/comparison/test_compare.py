@@ -23,7 +23,7 @@ from conftest import ROOT
 from helpers import FULL
 from relpos_fairseq.cli.main import main as relpos
 from relpos_fairseq.comparison import run as run_module
-from relpos_fairseq.comparison import scheduling, training
+from relpos_fairseq.comparison import scheduling, training_run
 from relpos_fairseq.comparison.scheduling import Comparison
 from relpos_fairseq.comparison.scores import pack, same_inputs, unpack
 from relpos_fairseq.comparison.spec import make_spec
@@ -341,11 +341,11 @@ def test_cut_checkpoints_are_not_resumed(tmp_path):
     import torch
 
     torch.save({"a": torch.zeros(1000)}, tmp_path / "checkpoint_last.pt")
-    assert training.resumable(tmp_path)
+    assert training_run.resumable(tmp_path)
     whole = (tmp_path / "checkpoint_last.pt").read_bytes()
     (tmp_path / "checkpoint_best.pt").write_bytes(whole[:-30])
-    assert not training.resumable(tmp_path)
-    assert not training.resumable(tmp_path / "none")
+    assert not training_run.resumable(tmp_path)
+    assert not training_run.resumable(tmp_path / "none")
 
 
 def test_a_training_that_ended_makes_no_further_update(tmp_path):
@@ -359,12 +359,15 @@ def test_a_training_that_ended_makes_no_further_update(tmp_path):
     (run,) = comparison.runs
     comparison.prepare([run])
     workspace = Workspace(run.task, run.task.data_folder(comparison.work), comparison.folder(run))
-    first = training.train(workspace, run.flags)
+    first = training_run.train(workspace, run.flags)
     weights = workspace.model.read_bytes()
     assert first["validations"][-1]["updates"] == 4
-    assert training.train(workspace, run.flags) == first
+    assert training_run.train(workspace, run.flags) == first
     assert workspace.model.read_bytes() == weights
-    longer = training.train(workspace, {**run.flags, "max-update": 5})
+    (workspace.folder / "train.log").rename(tmp_path / "gone.log")
+    anew = training_run.train(workspace, run.flags)  # its log was lost: what is not known is made again
+    assert anew["validations"] == first["validations"] and anew["parameters"] == first["parameters"]
+    longer = training_run.train(workspace, {**run.flags, "max-update": 5})
     assert longer["validations"][-1]["updates"] == 5
 
 

@@ -40,7 +40,7 @@ from relpos_fairseq.comparison.tasks.glue import (
     statistics_of,
     takes_any_length,
 )
-from relpos_fairseq.comparison.training import TrainingLog
+from relpos_fairseq.comparison.training_run import TrainingLog
 from relpos_fairseq.config import resolve
 from relpos_fairseq.io.errors import ToolError
 from relpos_fairseq.models.configs import RelPosRobertaConfig

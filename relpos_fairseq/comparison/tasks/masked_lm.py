@@ -14,7 +14,7 @@ from relpos_fairseq.comparison.scores import Packed, pack, unpack
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, check_label, kind
 from relpos_fairseq.comparison.tasks.glue import MODEL_FLAG, FineTuning
 from relpos_fairseq.comparison.tasks.registry import make_task
-from relpos_fairseq.comparison.training import train
+from relpos_fairseq.comparison.training_run import train
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import sha256_of, write_json
 from relpos_fairseq.io.indexed import read_indexed
@@ -147,7 +147,7 @@ class MaskedLM(Task):
 
 
 def nats(workspace: Workspace) -> np.ndarray:
-    """Return of each held-out block: nats of its masked tokens, how many there are (at least one), all its tokens.
+    """Return the nats of the masked tokens, their number and all tokens of each held-out block that has some: (N, 3).
 
     The masks are the same for every model: they are drawn by `MASKS` and not by the seed of the training.
     """

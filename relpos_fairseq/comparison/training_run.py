@@ -30,12 +30,12 @@ def train(workspace: Workspace, flags: dict) -> dict:
     """
     checkpoints = workspace.checkpoints
     log, seconds = workspace.folder / "train.log", workspace.folder / "train.seconds"
-    if not resumable(checkpoints):
+    if not (resumable(checkpoints) and log.is_file()):
         for path in (checkpoints, log, seconds):
             remove(path)
     most = int(flags.get("max-update") or 0)
     # fairseq makes one more update of a training that has ended: a kill may have come before its end was noted.
-    if not (most and resumable(checkpoints) and updates_of(checkpoints / LAST) >= most):
+    if not (most and checkpoints.is_dir() and updates_of(checkpoints / LAST) >= most):
         start = elapsed_and_processor()
         megabytes = 0.0
         try:
