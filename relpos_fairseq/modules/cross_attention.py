@@ -18,6 +18,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
 from relpos_fairseq.attention import AttentionInputs, native
+from relpos_fairseq.attention.native.step import StepCall
 from relpos_fairseq.attention.sdpa import sound_kernels
 from relpos_fairseq.attention.step import StepTables
 from relpos_fairseq.nn.packed import products
@@ -138,6 +139,18 @@ class CrossAttention(MultiheadAttention):
             self._set_input_buffer(state, cache)
         return (cache["prev_key"], cache["prev_value"], cache["prev_key_padding_mask"], cache["beams"])
 
+    def step_call(self, key: Tensor, padding: Tensor | None, state: dict, batch: int) -> StepCall | None:
+        """Return the kernel's arguments for a step of `batch` rows, but for queries and output; None: it serves none.
+
+        The other arguments are those of `forward`.
+        """
+        self._source(key, padding, state, batch)
+        cache = self._get_input_buffer(state)
+        if cache.get("call") is None or cache["call"][0] != batch:
+            step = self._step(cache["prev_key"].new_empty(batch, self.num_heads, 1, self.head_dim), state)
+            cache["call"] = batch, *(native.step.arguments(step) if native.serves_step(step) else (None, None))
+        return cache["call"][1]
+
     def _step(self, q: Tensor, state: dict) -> AttentionInputs:
         """Return the inputs of a step for queries (B, H, 1, D), from which `beams` successive rows read a source."""
         cache, batch = self._get_input_buffer(state), q.size(0)
@@ -152,6 +165,7 @@ class CrossAttention(MultiheadAttention):
             rows = torch.arange(batch, device=q.device) // cache["beams"]
             hidden = None if padding is None or not padding.any() else padding[rows]
             tables = StepTables((), self.scaling, torch.promote_types(q.dtype, torch.float32), q.device, length)
+            cache["call"] = None
             cache["step"] = {"key_rows": rows[:, None], "key_padding": hidden, "step_tables": tables}
         active = self.training or self.dropout_module.apply_during_inference
         return AttentionInputs(
@@ -203,7 +217,7 @@ class CrossAttention(MultiheadAttention):
     def share(self, state: dict, beams: int) -> None:
         """Let `beams` successive rows read each cached source from now on, instead of one."""
         if cache := self._get_input_buffer(state):
-            cache |= {"beams": beams, "step": None}
+            cache |= {"beams": beams, "step": None, "call": None}
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> dict:
         self.reorder(incremental_state, new_order)
@@ -226,7 +240,7 @@ class CrossAttention(MultiheadAttention):
             regrouped = regroup(order, cache["beams"], cache["prev_key"].size(0))
         kept, beams = regrouped
         if kept is not None or beams != cache["beams"]:
-            cache["step"] = None
+            cache |= {"step": None, "call": None}
         cache["beams"] = beams
         if kept is not None:
             for name in ("prev_key", "prev_value", "prev_key_padding_mask"):

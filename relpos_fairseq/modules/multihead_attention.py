@@ -82,10 +82,10 @@ class RelPosMultiheadAttention(FairseqIncrementalState, SelfAttention):
                 "relpos attention takes a PositionContext as attn_mask (Placement.of returns one), "
                 f"got {type(attn_mask).__name__}"
             )
-        cache = None if incremental_state is None else self._cache(incremental_state)
+        cache = None if incremental_state is None else self.cache(incremental_state)
         return self.attend(query, attn_mask, key_padding_mask, cache, need_weights)
 
-    def _cache(self, incremental_state: dict) -> DecodingCache:
+    def cache(self, incremental_state: dict) -> DecodingCache:
         """Return this attention's own cache in fairseq's incremental state."""
         cache = self._get_input_buffer(incremental_state)
         if cache is None:

@@ -21,6 +21,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from relpos_fairseq.modules.cross_attention import CrossAttention
+from relpos_fairseq.modules.layer_rest import LayerRest
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.nn.self_attention import check_backend
 from relpos_fairseq.placement import Placement, PositionContext
@@ -111,6 +112,7 @@ class _DecoderLayer(TransformerDecoderLayerBase):
         self._make_attention = lambda dim: build_self_attention(cfg, dim, cfg.decoder.attention_heads, placement, layer)
         super().__init__(cfg, no_encoder_attn=no_encoder_attn)
         self.need_attn = False  # the decoder asks the one layer whose probabilities it keeps
+        self.rest: LayerRest | None = None  # of a step of decoding, where the linear layers are packed
 
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
@@ -129,6 +131,42 @@ class _DecoderLayer(TransformerDecoderLayerBase):
             qn_block_size=self.quant_noise_block_size,
         )
 
+    def join(self) -> None:
+        """Evaluate steps of decoding by the kernel from now on, if it computes what this layer does."""
+        self.rest = LayerRest(self) if LayerRest.serves(self) else None
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Tensor | None = None,
+        encoder_padding_mask: Tensor | None = None,
+        incremental_state: dict | None = None,
+        need_attn: bool = False,
+        need_head_weights: bool = False,
+        **more: Any,
+    ) -> tuple[Tensor, Tensor | None, None]:
+        """Run fairseq's decoder layer on x (T, B, E); a step of decoding by the kernel in C, where it serves."""
+        weighs, state = need_attn or need_head_weights, incremental_state
+        if state is not None and not weighs and self.rest is not None and self.rest.applies_to(x):
+            cross, has_source = None, encoder_out is not None and self.encoder_attn is not None
+            if has_source:
+                cross = self.encoder_attn.step_call(encoder_out, encoder_padding_mask, state, x.size(1))
+            if not has_source or cross is not None:
+                query = self.self_attn_layer_norm(x) if self.normalize_before else x
+                context, padding = more["self_attn_mask"], more.get("self_attn_padding_mask")
+                heads = self.self_attn.heads(query, context, padding, self.self_attn.cache(state))[0]
+                return self.rest(x, heads, cross), None, None
+        found: tuple[Tensor, Tensor | None, None] = super().forward(
+            x,
+            encoder_out,
+            encoder_padding_mask,
+            incremental_state,
+            need_attn=need_attn,
+            need_head_weights=need_head_weights,
+            **more,
+        )
+        return found
+
 
 class RelPosEncoderLayer(_Checkpointed, _EncoderLayer):
     """An encoder layer; see `_EncoderLayer`."""
@@ -142,15 +180,15 @@ class _MemoryLayer(_DecoderLayer):
     """A decoder layer that attends over [memory, segment]."""
 
     def forward(
-        self, x: Tensor, *, self_attn_mask: PositionContext, memory: Tensor | None = None, **kwargs: Any
+        self, x: Tensor, *args: Any, memory: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None, None]:
         """Run fairseq's decoder layer on x (T, B, E), after memory (M, B, E) of the same layer's inputs."""
-        context = self_attn_mask
+        context: PositionContext = kwargs.pop("self_attn_mask")
         if memory is not None and len(memory):
             if self.normalize_before:
                 memory = self.self_attn_layer_norm(memory)
             context = replace(context, memory=memory)
-        return super().forward(x, self_attn_mask=context, **kwargs)
+        return super().forward(x, *args, self_attn_mask=context, **kwargs)
 
 
 class RelPosMemoryLayer(_Checkpointed, _MemoryLayer):

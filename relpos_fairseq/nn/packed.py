@@ -1,4 +1,4 @@
-"""Linear layers for inference on a CPU: packed once by oneDNN, or in int8 or bf16; layers of one input are one product.
+"""Linear layers for inference on a CPU: packed once, or in int8 or bf16; layers that read one input are one product.
 
 `pack` and `quantize` replace the `nn.Linear` layers of a model. A packed layer has the parameters that it had, under
 their names, and computes as before where gradients are enabled; weights that change are packed anew. A layer in int8
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from relpos_fairseq.attention.native import layer as kernel
 from relpos_fairseq.io.command import keep_freed_memory
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.positions import is_captured
@@ -35,7 +36,7 @@ class PackedProduct:
 
     def __init__(self, *layers: nn.Linear) -> None:
         self.layers = layers
-        self._packed: tuple[Any, Tensor, Tensor | None] | None = None
+        self._packed: tuple[list, ByKernel | ByOneDNN] | None = None
 
     def __reduce__(self) -> tuple:  # packed tensors are not copied or saved
         return type(self), self.layers
@@ -48,16 +49,39 @@ class PackedProduct:
 
     def __call__(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Return every layer's output of rows (..., E)."""
-        state = [_version(part) for layer in self.layers for part in layer._parameters.values()]
-        if self._packed is None or self._packed[0] != state:
-            self._packed = state, *self._pack()
-        _, weight, bias = self._packed
-        found = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+        found = self.packed.product(rows)
         return found.split([layer.out_features for layer in self.layers], -1) if len(self.layers) > 1 else (found,)
 
-    def _pack(self) -> tuple[Tensor, Tensor | None]:
-        weight, bias = side_by_side(self.layers)
-        return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS), bias
+    @property
+    def packed(self) -> ByKernel | ByOneDNN:
+        """The weights as they are now."""
+        state = [_version(part) for layer in self.layers for part in layer._parameters.values()]
+        if self._packed is None or self._packed[0] != state:
+            weight, bias = side_by_side(self.layers)
+            self._packed = state, (ByKernel if kernel.packs(weight) else ByOneDNN)(weight, bias)
+        return self._packed[1]
+
+
+class ByKernel:
+    """A weight (out, in) and a bias (out,) or None, packed for the kernel in C."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.packed = kernel.pack(weight, bias)
+
+    def product(self, rows: Tensor) -> Tensor:
+        """Return the output of rows (..., E)."""
+        return kernel.linear(rows, self.packed)
+
+
+class ByOneDNN:
+    """A weight (out, in) and a bias (out,) or None, packed by oneDNN, where the kernel in C cannot be compiled."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS), bias
+
+    def product(self, rows: Tensor) -> Tensor:
+        """Return the output of rows (..., E)."""
+        return torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
 
 
 def side_by_side(layers: Sequence[nn.Linear | ReducedLinear]) -> tuple[Tensor, Tensor | None]:
@@ -271,8 +295,10 @@ def _replace(model: nn.Module, kind: type[nn.Module]) -> None:
 
 
 def _join(model: nn.Module, kind: type[nn.Module], product: type) -> None:
-    """Let the projections of each attention that read the same rows be one product."""
+    """Let the projections of each attention that read the same rows be one product, and layers join what they can."""
     for module in model.modules():
+        if join := getattr(module, "join", None):
+            join()
         for name, parts in getattr(module, "joined", {}).items():
             layers = [getattr(module, part) for part in parts]
             alike = len({layer.bias is None for layer in layers if type(layer) is kind}) == 1

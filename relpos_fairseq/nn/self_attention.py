@@ -76,6 +76,24 @@ class SelfAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from each of T tokens to these tokens, and to those of a cache or memory before them.
 
+        The arguments are those of `heads`.
+
+        Returns:
+            (T, B, E) output, and probabilities or None.
+        """
+        rows, probs = self.heads(query, context, key_padding, cache, need_weights)
+        return self.out_proj(rows).view(query.shape), probs
+
+    def heads(
+        self,
+        query: Tensor,
+        context: PositionContext,
+        key_padding: Tensor | None = None,
+        cache: DecodingCache | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what the heads found, side by side (T B, E), before their projection, and probabilities or None.
+
         Args:
             query: (T, B, E).
             context: the positions, and the terms and the rotation that layers share.
@@ -83,9 +101,6 @@ class SelfAttention(nn.Module):
                 of M slots.
             cache: keys and values of earlier steps of decoding, to which this step's are appended.
             need_weights: return attention probabilities of every head: (B, H, T, S).
-
-        Returns:
-            (T, B, E) output, and probabilities or None.
         """
         context = context.of_layer(self.position.layer)
         if cache is None:
@@ -93,9 +108,7 @@ class SelfAttention(nn.Module):
         else:
             inputs = self._step_inputs(query, context, key_padding, cache)
         out, probs = attend(inputs, self.backend, need_weights)
-        tgt_len, batch = query.shape[:2]
-        rows = out.permute(2, 0, 1, 3).reshape(tgt_len * batch, self.embed_dim)
-        return self.out_proj(rows).view(tgt_len, batch, self.embed_dim), probs
+        return out.permute(2, 0, 1, 3).reshape(-1, self.embed_dim), probs
 
     def _inputs(self, query: Tensor, context: PositionContext, key_padding: Tensor | None) -> AttentionInputs:
         """Project (T, B, E) and return the inputs of attention, with shared and own terms."""

@@ -33,6 +33,7 @@ SIZES = {
     for name, value in (("embed_dim", 16), ("ffn_embed_dim", 24), ("layers", 2), ("attention_heads", 2))
 }
 ROWS = 29
+ERROR = 0.05 if torch.cpu._is_vnni_supported() else 0.1  # of int8, whose inputs have 7 bits without VNNI
 
 
 def translation(scheme: str) -> nn.Module:
@@ -79,7 +80,7 @@ def test_every_scheme_computes_the_same(scheme):
         quantize(reduced, kind)
         for steps, expected in plain.items():
             apart = (scores(reduced, steps) - expected).abs().max()
-            assert 0 < apart < 0.05 * expected.abs().max(), (kind, apart)
+            assert 0 < apart < ERROR * expected.abs().max(), (kind, apart)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -98,7 +99,7 @@ def test_language_models_too(kind, bias):
         prepare(model)
         torch.testing.assert_close(model.decoder(tokens)[0], expected, rtol=1e-5, atol=1e-5)
         quantize(model, "int8")
-        assert 0 < (model.decoder(tokens)[0] - expected).abs().max() < 0.05 * expected.abs().max()
+        assert 0 < (model.decoder(tokens)[0] - expected).abs().max() < ERROR * expected.abs().max()
 
 
 @given(

@@ -12,7 +12,7 @@
 
 #include "backward.h"
 #include "candidates.h"
-#include "step.h"
+#include "layer.h"
 
 /* A thread keeps its buffers between calls, so that the system need not map their pages again; large ones are freed,
  * since a call that needs them takes long anyway. */
@@ -188,6 +188,52 @@ void relpos_candidates(const CandidatesCall *call)
 }
 
 int64_t relpos_candidates_size(void) { return sizeof(CandidatesCall); }
+
+/* How many columns a panel has, in which a linear layer's weight is packed. */
+int64_t relpos_panel(void) { return NR; }
+
+/* Evaluate a linear layer (layer.h): write `out`.  Threads take rows, or panels where there are few rows. */
+void relpos_linear(const LinearCall *call)
+{
+    const Linear *linear = &call->linear;
+    int64_t by_rows = call->rows >= call->threads * MR, parts = call->threads;
+#pragma omp parallel for num_threads(call->threads) schedule(static)
+    for (int64_t part = 0; part < parts; part++) {
+        int64_t blocks = (call->rows + MR - 1) / MR, panels = panels_of(linear);
+        int64_t from = by_rows ? min_of(blocks * part / parts * MR, call->rows) : 0;
+        int64_t to = by_rows ? min_of(blocks * (part + 1) / parts * MR, call->rows) : call->rows;
+        int64_t first = by_rows ? 0 : panels * part / parts, last = by_rows ? panels : panels * (part + 1) / parts;
+        linear_rows(linear, first, last, call->x + from * call->row_stride, call->row_stride, to - from, NULL,
+                    call->out + from * linear->outputs, linear->outputs, SUM);
+    }
+}
+
+int64_t relpos_linear_size(void) { return sizeof(LinearCall); }
+
+/* Evaluate what follows self-attention in a layer (layer.h): write `out`.  Return 0, or 1 if memory is lacking. */
+int relpos_layer(const LayerCall *call)
+{
+    int failed = 0;
+    int64_t parts = max_of((call->rows + ROWS_OF_A_LAYER - 1) / ROWS_OF_A_LAYER, call->threads);
+#pragma omp parallel num_threads(call->threads) reduction(+ : failed)
+    {
+        unsigned mode = flush_subnormals();
+        real *scratch = (real *)borrow_buffer(layer_buffers_size(call) * sizeof(real));
+        failed = !scratch;
+        LayerBuffers buffers = layer_buffers_in(call, scratch);
+#pragma omp for schedule(static)
+        for (int64_t part = 0; part < parts; part++) {
+            int64_t first = call->rows * part / parts, last = call->rows * (part + 1) / parts;
+            if (!failed && last > first)
+                layer_rows(call, &buffers, first, last - first);
+        }
+        return_buffer();
+        restore_mode(mode);
+    }
+    return failed > 0;
+}
+
+int64_t relpos_layer_size(void) { return sizeof(LayerCall); }
 
 int64_t relpos_groups(const Call *call)
 {

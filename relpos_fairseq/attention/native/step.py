@@ -7,7 +7,7 @@ all others, in torch.
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -90,6 +90,16 @@ def reads_key_rows(inputs: AttentionInputs) -> bool:
 
 def attend(inputs: AttentionInputs) -> Tensor:
     """Return the output (B, H, 1, Dv) of attention, for inputs for which `serves` is True."""
+    call, _kept = arguments(inputs)
+    out = inputs.v.new_empty(call.batch, call.heads, 1, inputs.v.size(-1))
+    call.out = out.data_ptr()
+    if call.batch and build.entry(inputs.exact, "relpos_step", ctypes.c_int, StepCall, _SIZE)(call):
+        raise MemoryError(f"a step of decoding has no memory for the logits of {call.src_len} keys")
+    return out
+
+
+def arguments(inputs: AttentionInputs) -> tuple[StepCall, list[Any]]:
+    """Return the kernel's arguments, but for the output, and what must outlive its call."""
     if inputs.key_rows is not None and not reads_key_rows(inputs):
         inputs = inputs.gathered()
     tables, q, k, v, exact = tables_for(inputs), inputs.q, inputs.k, inputs.v, inputs.exact
@@ -98,7 +108,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
     content_dim = inputs.content_k.size(-1) if rotated else dim
     kind = ("native", heads, dim, content_dim, value_dim, rotated)
     plan = tables.once(kind, lambda: StepPlan(tables, *kind[1:]))
-    placed: list[Tensor] = []  # the kernel has only addresses: these tensors must outlive the call
+    placed: list[Any] = [tables]  # the kernel has only addresses
 
     def place(x: Tensor, rows: int, width: int, batch: int = batch) -> tuple[int, int, int, int]:
         """Return the fields of a `TensorArg` for a tensor that broadcasts to (B, H, rows, width)."""
@@ -112,8 +122,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
         placed.append(x)
         return x.data_ptr(), *x.stride()[:3]
 
-    out = v.new_empty(batch, heads, 1, value_dim)
-    call = StepCall(tables=plan.address, batch=batch, heads=heads, src_len=src_len, out=out.data_ptr())
+    call = StepCall(tables=plan.address, batch=batch, heads=heads, src_len=src_len)
     call.threads = _threads(batch * heads * src_len * (dim + value_dim))
     call.q = call.content_q = place(q, 1, dim)
     call.k = call.content_k = place(k, src_len, dim, stored)
@@ -152,9 +161,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
         placed.append(excluded.contiguous())
         call.masked = placed[-1].data_ptr()
         call.masked_stride = excluded.size(-1) if excluded.size(0) > 1 else 0
-    if batch and build.entry(exact, "relpos_step", ctypes.c_int, StepCall, _SIZE)(call):
-        raise MemoryError(f"a step of decoding has no memory for the logits of {src_len} keys")
-    return out
+    return call, placed
 
 
 def _threads(work: int) -> int:

@@ -1,0 +1,248 @@
+/* Linear layers on packed weights, and what follows self-attention in a layer of a decoder, for the rows of one step.
+ *
+ *     linear   out = x W^T + bias (+ residual), or the positive part of it
+ *     layer    x = norm(x + attended W_out^T)
+ *              x = norm(x + cross(x W_query^T) W_cross_out^T)                  where there is a source
+ *              x = norm(x + relu(x W_inner^T) W_outer^T)
+ *
+ * with biases; or each norm before its branch.  Rows depend on no others: each thread takes some through all of it.
+ */
+#ifndef RELPOS_LAYER_H
+#define RELPOS_LAYER_H
+
+#include "step.h"
+
+/* ------------------------------------------------------------------------------------ Arguments (native/layer.py) */
+
+/* A linear layer: its weight in panels of NR of its rows, padded with 0, and then its bias. */
+typedef struct {
+    const real *packed; /* (ceil(outputs / NR), inputs, NR), (ceil(outputs / NR) NR,) */
+    int64_t inputs, outputs;
+} Linear;
+
+typedef struct {
+    const real *weight, *bias; /* (channels,) */
+    double eps;
+} Norm;
+
+typedef struct {
+    Linear linear;
+    int64_t rows, row_stride, threads;
+    const real *x; /* (rows, inputs), rows `row_stride` apart */
+    real *out;     /* (rows, outputs), contiguous */
+} LinearCall;
+
+typedef struct {
+    int64_t rows, normalize_before, threads;
+    Linear attention_out, query, cross_out, inner, outer;
+    Norm attention_norm, cross_norm, final_norm;
+    const StepCall *cross;           /* of all rows, but for q and out; or NULL */
+    const real *residual, *attended; /* (rows, E), contiguous: the layer's input, and self-attention's heads */
+    real *out;                       /* (rows, E), contiguous */
+} LayerCall;
+
+/* ------------------------------------------------------------------------------------------------- Linear layers */
+
+#define ROWS_OF_A_LAYER 128 /* rows that go through a layer together, so that they stay in the second-level cache */
+#define CACHED_INPUTS 65536 /* numbers of x that are multiplied with all panels before others are */
+
+/* Which sum a product has beside the bias, and what becomes of it. */
+enum { SUM = 0, POSITIVE = 1, WITH_RESIDUAL = 2 };
+
+/* out (rows, NR) = one panel's columns of a linear layer. */
+INLINE void linear_block(int64_t k, int rows, const real *x, int64_t x_row, const real *panel, const real *bias,
+                         const real *residual, real *out, int64_t out_row, int kind)
+{
+    vec sums[MR][2];
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++)
+            sums[i][v] = *(const vec *)(bias + v * VL);
+    for (int64_t p = 0; p < k; p++) {
+        vec right[2] = {*(const vec *)(panel + p * NR), *(const vec *)(panel + p * NR + VL)};
+#pragma GCC unroll 12
+        for (int i = 0; i < rows; i++) {
+            real left = x[i * x_row + p];
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; v++)
+                sums[i][v] += left * right[v];
+        }
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) {
+            if (kind == WITH_RESIDUAL)
+                sums[i][v] += *(const vec *)(residual + i * out_row + v * VL);
+            if (kind == POSITIVE)
+                sums[i][v] = where(sums[i][v] < (vec){0}, (vec){0}, sums[i][v]); /* NaN stays */
+            *(vec *)(out + i * out_row + v * VL) = sums[i][v];
+        }
+}
+
+typedef void LinearBlock(int64_t k, const real *x, int64_t x_row, const real *panel, const real *bias,
+                         const real *residual, real *out, int64_t out_row);
+
+#define LINEAR_BLOCK(name, rows, kind)                                                                               \
+    static NOINLINE void name(int64_t k, const real *restrict x, int64_t x_row, const real *restrict panel,           \
+                              const real *bias, const real *residual, real *out, int64_t out_row)                    \
+    {                                                                                                                \
+        linear_block(k, rows, x, x_row, panel, bias, residual, out, out_row, kind);                                  \
+    }
+#define LINEAR_BLOCKS(rows_name, rows)                      \
+    LINEAR_BLOCK(rows_name##_sum, rows, SUM)                \
+    LINEAR_BLOCK(rows_name##_positive, rows, POSITIVE)      \
+    LINEAR_BLOCK(rows_name##_residual, rows, WITH_RESIDUAL) \
+    static LinearBlock *const rows_name[] = {rows_name##_sum, rows_name##_positive, rows_name##_residual};
+LINEAR_BLOCKS(whole_block, MR)
+LINEAR_BLOCKS(larger_part, MR * 2 / 3)
+LINEAR_BLOCKS(smaller_part, MR / 3)
+LINEAR_BLOCKS(one_row, 1)
+
+/* The blocks for as many of the next `rows` rows as one takes, and how many these are. */
+INLINE LinearBlock *const *blocks_for(int64_t rows, int64_t *count)
+{
+    int part = rows >= MR ? 3 : rows >= MR * 2 / 3 ? 2 : rows >= MR / 3 ? 1 : 0;
+    *count = part ? part * MR / 3 : 1;
+    return part == 3 ? whole_block : part == 2 ? larger_part : part == 1 ? smaller_part : one_row;
+}
+
+/* The columns of panel p, for all rows, of a linear layer. */
+static void linear_panel(const Linear *linear, int64_t p, const real *x, int64_t x_row, int64_t rows,
+                         const real *residual, real *out, int64_t out_row, int kind)
+{
+    const real *panel = linear->packed + p * linear->inputs * NR;
+    const real *bias = linear->packed + round_up(linear->outputs, NR) * linear->inputs + p * NR;
+    int64_t columns = min_of(NR, linear->outputs - p * NR), count;
+    for (int64_t i = 0; i < rows; i += count) {
+        LinearBlock *const *block = blocks_for(rows - i, &count);
+        const real *beside = kind == WITH_RESIDUAL ? residual + i * out_row + p * NR : NULL;
+        real *to = out + i * out_row + p * NR;
+        if (columns == NR) {
+            block[kind](linear->inputs, x + i * x_row, x_row, panel, bias, beside, to, out_row);
+            continue;
+        }
+        real tile[MR * 2 * VECTOR_BYTES / sizeof(real)], given[MR * 2 * VECTOR_BYTES / sizeof(real)] = {0};
+        for (int64_t r = 0; beside && r < count; r++)
+            memcpy(given + r * NR, beside + r * out_row, columns * sizeof(real));
+        block[kind](linear->inputs, x + i * x_row, x_row, panel, bias, given, tile, NR);
+        for (int64_t r = 0; r < count; r++)
+            memcpy(to + r * out_row, tile + r * NR, columns * sizeof(real));
+    }
+}
+
+/* out (rows, out) = what `kind` says of x (rows, in), for the panels first .. last.  Each panel is read once for as many
+ * rows as stay in a cache. */
+static void linear_rows(const Linear *linear, int64_t first, int64_t last, const real *x, int64_t x_row, int64_t rows,
+                        const real *residual, real *out, int64_t out_row, int kind)
+{
+    int64_t together = max_of(CACHED_INPUTS / max_of(linear->inputs, 1) / MR, 1) * MR;
+    for (int64_t i = 0; i < rows; i += together)
+        for (int64_t p = first; p < last; p++)
+            linear_panel(linear, p, x + i * x_row, x_row, min_of(together, rows - i),
+                         residual ? residual + i * out_row : NULL, out + i * out_row, out_row, kind);
+}
+
+INLINE int64_t panels_of(const Linear *linear) { return (linear->outputs + NR - 1) / NR; }
+
+/* --------------------------------------------------------------------------------------------------- The layer */
+
+/* out (channels,) = norm(x (channels,)). */
+static void normalize(const Norm *norm, const real *x, real *out, int64_t channels)
+{
+    real mean = total(x, channels) / channels;
+    for (int64_t c = 0; c < channels; c++)
+        out[c] = x[c] - mean;
+    real scale = 1 / (real)sqrt(dot(out, out, channels) / channels + norm->eps);
+    for (int64_t c = 0; c < channels; c++)
+        out[c] = out[c] * scale * norm->weight[c] + norm->bias[c];
+}
+
+static void normalize_rows(const Norm *norm, const real *x, real *out, int64_t rows, int64_t channels)
+{
+    for (int64_t i = 0; i < rows; i++)
+        normalize(norm, x + i * channels, out + i * channels, channels);
+}
+
+/* A thread's buffers, in one piece of memory. */
+typedef struct {
+    real *x, *y, *z;   /* (ROWS_OF_A_LAYER, E) */
+    real *hidden;      /* (ROWS_OF_A_LAYER, inner) */
+    real *of_step;     /* what a step of cross-attention needs */
+} LayerBuffers;
+
+INLINE int64_t layer_buffers_size(const LayerCall *call)
+{
+    return ROWS_OF_A_LAYER * (3 * call->attention_out.outputs + call->inner.outputs) +
+           (call->cross ? step_buffers_size(call->cross) : 0);
+}
+
+INLINE LayerBuffers layer_buffers_in(const LayerCall *call, real *memory)
+{
+    int64_t size = ROWS_OF_A_LAYER * call->attention_out.outputs;
+    real *hidden = memory + 3 * size;
+    return (LayerBuffers){memory, memory + size, memory + 2 * size, hidden,
+                          hidden + ROWS_OF_A_LAYER * call->inner.outputs};
+}
+
+/* One branch: to = x + given W^T, and where norms come after, the norm of that. */
+static void end_branch(const LayerCall *call, const Linear *linear, const Norm *norm, const real *given, const real *x,
+                       real *to, int64_t rows)
+{
+    linear_rows(linear, 0, panels_of(linear), given, linear->inputs, rows, x, to, linear->outputs, WITH_RESIDUAL);
+    if (!call->normalize_before)
+        normalize_rows(norm, to, to, rows, linear->outputs);
+}
+
+/* What a branch reads: x, or where norms come before, its norm. */
+static const real *begin_branch(const LayerCall *call, const Norm *norm, const real *x, real *space, int64_t rows)
+{
+    if (!call->normalize_before)
+        return x;
+    normalize_rows(norm, x, space, rows, call->attention_out.outputs);
+    return space;
+}
+
+/* out (rows, E) = cross-attention's heads for queries (rows, E), of the rows from `first` on. */
+static void cross_heads(const LayerCall *call, const LayerBuffers *buffers, const real *queries, real *out,
+                        int64_t first, int64_t rows)
+{
+    StepCall cross = *call->cross;
+    cross.batch = rows;
+    cross.q.data = (real *)queries;
+    cross.q.batch_stride = call->query.outputs;
+    cross.q.head_stride = cross.tables->dim;
+    cross.content_q = cross.q;
+    cross.out = out;
+    cross.key_rows += first * cross.key_rows_stride;
+    if (cross.masked)
+        cross.masked += first * cross.masked_stride;
+    StepBuffers of_step = step_buffers_in(&cross, buffers->of_step);
+    QueryProducts none = {0};
+    for (int64_t b = 0; b < rows; b++)
+        for (int64_t h = 0; h < cross.heads; h++)
+            step_head(&cross, &none, b, h, &of_step);
+}
+
+static void layer_rows(const LayerCall *call, const LayerBuffers *buffers, int64_t first, int64_t rows)
+{
+    int64_t channels = call->attention_out.outputs;
+    real *x = buffers->x, *y = buffers->y, *z = buffers->z;
+    end_branch(call, &call->attention_out, &call->attention_norm, call->attended + first * call->attention_out.inputs,
+               call->residual + first * channels, x, rows);
+    if (call->cross) {
+        const real *given = begin_branch(call, &call->cross_norm, x, y, rows);
+        linear_rows(&call->query, 0, panels_of(&call->query), given, channels, rows, NULL, z, call->query.outputs, SUM);
+        cross_heads(call, buffers, z, y, first, rows);
+        end_branch(call, &call->cross_out, &call->cross_norm, y, x, z, rows);
+        real *old = x;
+        x = z, z = old;
+    }
+    const real *given = begin_branch(call, &call->final_norm, x, y, rows);
+    linear_rows(&call->inner, 0, panels_of(&call->inner), given, channels, rows, NULL, buffers->hidden,
+                call->inner.outputs, POSITIVE);
+    end_branch(call, &call->outer, &call->final_norm, buffers->hidden, x, call->out + first * channels, rows);
+}
+
+#endif

@@ -1,0 +1,97 @@
+"""What follows self-attention in a decoder's layer, for a step of decoding: one call of the kernel in C."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from relpos_fairseq.attention.native import layer as kernel
+from relpos_fairseq.attention.native.step import StepCall
+from relpos_fairseq.nn.packed import PackedLinear
+
+CHANGES = ("attn_ln", "c_attn", "ffn_layernorm", "w_resid")  # options of fairseq's layers that the kernel has not
+LINEAR = {"attention_out": "self_attn.out_proj", "inner": "fc1", "outer": "fc2"}
+CROSS_LINEAR = {"query": "encoder_attn.q_proj", "cross_out": "encoder_attn.out_proj"}
+NORMS = {"attention_norm": "self_attn_layer_norm", "final_norm": "final_layer_norm"}
+CROSS_NORM = {"cross_norm": "encoder_attn_layer_norm"}
+
+
+class LayerRest:
+    """Residual sums, norms, cross-attention and feed-forward of a decoder's layer whose linear layers are packed.
+
+    Args:
+        layer: fairseq's, for which `serves` is True.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self._form: tuple[list, kernel.LayerCall] | None = None
+
+    @staticmethod
+    def serves(layer: Any) -> bool:
+        """Return whether the kernel computes what a layer does."""
+        linear, norms = _parts(layer)
+        return (
+            all(type(part) is PackedLinear for part in linear.values())
+            and all(map(_is_affine, norms.values()))
+            and all(getattr(layer, name) is None for name in CHANGES)
+            and layer.activation_fn in (torch.relu, nn.functional.relu)
+            and not layer.cross_self_attention
+        )
+
+    def __reduce__(self) -> tuple:  # addresses are not copied
+        return type(self), (self.layer,)
+
+    def applies_to(self, x: Tensor) -> bool:
+        """Return whether x (1, B, E) is a step's input that the kernel can take now."""
+        layer = self.layer
+        dropouts = (layer.dropout_module, layer.activation_dropout_module)
+        return (
+            len(x) == 1
+            and not layer.training
+            and layer.fc1.product.applies_to(x)
+            and kernel.packs(layer.fc1.weight)
+            and not any(module.apply_during_inference for module in dropouts)
+        )
+
+    def __call__(self, x: Tensor, attended: Tensor, cross: StepCall | None) -> Tensor:
+        """Return the layer's output (1, B, E).
+
+        Args:
+            x: (1, B, E) the layer's input.
+            attended: (B, E) what self-attention's heads found.
+            cross: what `CrossAttention.step_call` returns; None: there is no source.
+        """
+        return kernel.layer(self._current(), x.reshape(attended.shape), attended, cross).view(x.shape)
+
+    @cached_property
+    def _parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return _parts(self.layer)
+
+    def _current(self) -> kernel.LayerCall:
+        """Return the kernel's arguments for the weights as they are now."""
+        linear, norms = self._parts
+        packed = {name: part.product.packed for name, part in linear.items()}
+        parts = [part for norm in norms.values() for part in (norm.weight.data_ptr(), norm.bias.data_ptr())]
+        state = [*packed.values(), *parts]
+        if self._form is None or self._form[0] != state:
+            args: dict[str, Any] = {name: one.packed.arg for name, one in packed.items()}
+            args |= {name: kernel.norm_arg(norm) for name, norm in norms.items()}
+            self._form = state, kernel.LayerCall(normalize_before=self.layer.normalize_before, **args)
+        return self._form[1]
+
+
+def _parts(layer: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Return the linear layers and the norms of a decoder's layer by their names in the kernel's arguments."""
+    kinds = (LINEAR, NORMS) if layer.encoder_attn is None else (LINEAR | CROSS_LINEAR, NORMS | CROSS_NORM)
+    linear, norms = ({name: layer.get_submodule(path) for name, path in kind.items()} for kind in kinds)
+    return linear, norms
+
+
+def _is_affine(norm: nn.Module) -> bool:
+    """Return whether a norm is torch's, over the last dimension, with a weight and a bias in fp32."""
+    known = type(norm) is nn.LayerNorm and len(norm.normalized_shape) == 1 and norm.bias is not None
+    return known and norm.weight.dtype is torch.float32
