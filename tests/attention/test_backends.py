@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from cases import BEYOND, CASES, INPUT, Case, build, terms_of
+from helpers.forms import in_turn, told_apart
 from helpers.scheme_calls import call, gradients, remaker
 from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, native, step, triton
 from relpos_fairseq.attention.lowering import factors_of
@@ -24,17 +25,7 @@ EXACT = {"rtol": 1e-10, "atol": 1e-10}
 KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
 
 
-def in_some_kinds() -> list[tuple[Case, str]]:
-    """Schemes and hybrids with their own options in all kinds of calls, other options in two."""
-    found = []
-    for place, case in enumerate(IN_ATTENTION):
-        own = not case.flags or "+" in case.scheme or "segment_encoding" in case.flags
-        turns = range(len(KINDS)) if own else (place, place + 1 + place // 3 % 5)
-        found += [(case, KINDS[turn % len(KINDS)]) for turn in turns]
-    return found
-
-
-@pytest.mark.parametrize(("case", "kind"), in_some_kinds(), ids=str)
+@pytest.mark.parametrize(("case", "kind"), in_turn(told_apart(IN_ATTENTION), KINDS), ids=str)
 def test_blocked_gradients(case: Case, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of two rows, the last one shorter, give the reference's values and gradients."""
     inputs, stack, layer, _ = call(case, kind)
@@ -114,7 +105,7 @@ def test_refusals_name_backend_and_reason() -> None:
         attend(replace(inputs, terms=(vectors,)), "blocked")
 
 
-@pytest.mark.parametrize("case", IN_ATTENTION, ids=str)
+@pytest.mark.parametrize("case", told_apart(IN_ATTENTION), ids=str)
 def test_auto_follows_fixed_rules(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for a few tokens native; without a compiler blocked, or SDPA where nothing is added."""
     monkeypatch.setattr(api, "crossover_length", lambda _: 1)
