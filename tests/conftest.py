@@ -156,6 +156,16 @@ def opener_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
+def timed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a benchmark times in processes of their own is timed in this one but with RELPOS_ONNX=full."""
+    from helpers import FULL
+    from relpos_fairseq.benchmarks import sampling, serving
+
+    for module in () if FULL else (sampling, serving):
+        monkeypatch.setattr(module, "run_apart", lambda function, *given: function(*given))
+
+
+@pytest.fixture
 def shared_data() -> Path:
     """The folder of real text that may lie beside the checkout."""
     folder = ROOT.parent / "shared" / "data"
