@@ -44,7 +44,7 @@ RECIPES = {
 def trained(corpus, tmp_path_factory) -> Path:
     """The last checkpoint of an m4 model, trained by the real command."""
     save_dir = tmp_path_factory.mktemp("trained")
-    arguments = cli.train_arguments(corpus, save_dir, *M4, "--max-update", "90")
+    arguments = cli.train_arguments(corpus, save_dir, *M4, "--max-update", "60")
     (save_dir / "log").write_text(cli.command("fairseq-train", *arguments))
     return save_dir / "checkpoint_last.pt"
 
