@@ -27,5 +27,6 @@ for argument in "$@"; do
     -n* | --numprocesses* | --dist* | -s | --capture=no | --pdb | --trace) spread=() ;;
   esac
 done
+unset PYTHONDONTWRITEBYTECODE  # each of some hundred commands would compile the package, and a worker the tests
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 exec "$venv/bin/python" -m pytest ${spread[@]+"${spread[@]}"} "$@"

@@ -33,8 +33,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LONGEST = """
     test_mutations.py export/test_onnx.py cli/test_cli_translation.py recipes/test_recipes_resume.py
     attention/test_triton_attention.py cli/test_cli_traps.py export/test_transformers_releases.py
-    attention/test_error_budget.py export/test_closing_generation.py faults/test_faults.py nn/test_nn.py
-    tasks/test_segment_training.py comparison/test_compare.py attention/test_triton_compile.py cli/test_cli_pruned.py
+    nn/test_nn.py attention/test_error_budget.py faults/test_faults.py schemes/test_schemes.py
+    tasks/test_segment_training.py comparison/test_compare.py export/test_closing_generation.py
+    attention/test_triton_compile.py cli/test_cli_pruned.py
 """.split()
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must stand before anything imports triton
@@ -153,6 +154,16 @@ def opener_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(closing_check, "_opener", kept)
     yield
     begun[:] = kept
+
+
+@pytest.fixture
+def timed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a benchmark times in processes of their own is timed in this one but with RELPOS_ONNX=full."""
+    from helpers import FULL
+    from relpos_fairseq.benchmarks import sampling, serving
+
+    for module in () if FULL else (sampling, serving):
+        monkeypatch.setattr(module, "run_apart", lambda function, *given: function(*given))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cases import CASES, INPUT, Case
-from helpers import ROOT
+from helpers import FULL, ROOT
 from helpers.commands import relpos
 from relpos_fairseq.attention import attend
 from relpos_fairseq.attention.inputs import probabilities
@@ -372,8 +372,10 @@ def test_a_compiler_that_fails_is_a_remark(monkeypatch: pytest.MonkeyPatch, caps
 def test_flex_is_compiled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     """FlexAttention is timed where it is right, and refused in words where it is not.
 
-    On some processors torch compiles it to wrong numbers, NaN among them.
+    On some processors torch compiles it to wrong numbers, NaN among them: each night (RELPOS_ONNX=full).
     """
+    if not FULL:
+        monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     seen, honest = [], candidates.Flex.__call__
 
     def kept(self: candidates.Flex, *given: Tensor) -> Tensor:

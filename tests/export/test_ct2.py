@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -18,6 +19,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from helpers.commands import relpos, train
 from helpers.lm_models import randomized
 from helpers.models import small_model, small_task
+from relpos_fairseq.benchmarks import serving
 from relpos_fairseq.export import ct2
 from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.io.reading import read_json
@@ -294,12 +296,16 @@ def test_an_engine_that_differs_writes_nothing(checkpoint, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_the_benchmark_has_a_row_for_each_search(corpus, checkpoint, capsys):
+def test_the_benchmark_has_a_row_for_each_search(corpus, checkpoint, capsys, timed_here):
     assert relpos("benchmark", "serving", checkpoint, "--data", corpus.binary, "--rounds", "1") == 0
-    rows = [line for line in capsys.readouterr().out.splitlines() if re.search(r"\d\.\d", line)]
+    rows = [line for line in capsys.readouterr().out.splitlines() if re.search(r"^\|.*\d\.\d", line)]
     rows = [row for row in rows if "bf16" not in row]
     bleu = [row.strip(" |").split("|")[-1].strip() for row in rows]
     assert len(rows) == 7 and "relpos translate int8" in rows[2]
     assert ["fairseq's transformer" in rows[5], "Marian" in rows[6]] == [True, True] and bleu[5:] == ["-", "-"]
     assert bleu[0] == bleu[1] == bleu[3]  # the same search of the same model
     assert all(float(row.split("|")[4]) > 50 for row in rows)  # MiB
+
+
+def test_what_is_timed_has_a_process_of_its_own():
+    assert serving.run_apart(os.getpid) != os.getpid()

@@ -141,6 +141,20 @@ def test_torch_export_takes_any_size():
         torch.testing.assert_close(theirs[real], ours[real], rtol=0, atol=1e-5)
 
 
+@torch.no_grad()
+def test_adaptive_embeddings_are_one_table_in_a_graph():
+    """Which part has a token is a question that no graph can ask."""
+    cutoffs = {"adaptive_softmax_cutoff": "8,16", "adaptive_input_cutoff": "8,16"}
+    model = build("lm", "m4", adaptive_input=True, share_decoder_input_output_embed=False, **cutoffs)
+    tokens = torch.arange(4, 24).view(2, 10)
+    before = model(tokens)[0]
+    onnx.embed_plainly(model)
+    assert isinstance(model.decoder.embed_tokens, torch.nn.Embedding)
+    torch.testing.assert_close(model(tokens)[0], before)
+    graph = model_adapters.adapter_of(model).graphs()[0]
+    assert graph.exported().module()(*graph.inputs.values()) is not None
+
+
 def test_a_skipped_end_in_a_graph():
     """A source that is </s> alone keeps it, beside those that lose theirs."""
     model = build("translation", "shaw", encoder_skips_end=True)

@@ -8,7 +8,10 @@ from dataclasses import fields, is_dataclass
 from torch import Tensor
 
 from cases import Case
+from helpers import FULL
 from helpers.scheme_calls import call
+
+_FORMS: dict[str, object] = {}  # what many files ask for as they are collected, by the case's name
 
 
 def form_of(value: object) -> object:
@@ -31,9 +34,24 @@ def told_apart(cases: Iterable[Case]) -> list[Case]:
     """
     seen, kept = set(), []
     for case in cases:
-        inputs, *_ = call(case, "causal" if case.gated else "square")
-        form = (form_of(inputs.terms), inputs.content_q is None)
+        if (form := _FORMS.get(str(case))) is None:
+            inputs, *_ = call(case, "causal" if case.gated else "square")
+            form = _FORMS[str(case)] = (form_of(inputs.terms), inputs.content_q is None)
         if not case.flags or form not in seen:
             kept.append(case)
         seen.add(form)
     return kept
+
+
+def in_turn(cases: Iterable[Case], kinds: tuple[str, ...], others: int = 1) -> list[tuple[Case, str]]:
+    """Every scheme and hybrid in all kinds of calls; other options in the first kind and `others` in turn.
+
+    With RELPOS_ONNX=full all cases are in all kinds.
+    """
+    found = []
+    for place, case in enumerate(cases):
+        own = FULL or not case.flags or "+" in case.scheme
+        rest = len(kinds) - 1
+        turns = range(rest) if own else sorted({(place + 2 * turn) % rest for turn in range(others)})
+        found += [(case, kinds[0]), *((case, kinds[1 + turn]) for turn in turns)]
+    return found

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cases import CASES, INPUT, Case, build, plan_of, terms_of
+from helpers.forms import in_turn, told_apart
 from helpers.layers import BATCH, EXACT, FORMS, WITHOUT_SEGMENTS, Layer, tokens
 from helpers.scheme_calls import call, rotated, shape_of
 from relpos_fairseq.attention import AttentionInputs, attend
@@ -101,9 +102,12 @@ def test_causality(case: Case) -> None:
     assert not torch.allclose(layer(changed)[:, 4:], layer(x)[:, 4:])
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked"])
-@pytest.mark.parametrize("case", _relative_cases(), ids=str)
-def test_relative_schemes_ignore_a_shift(case: Case, backend: str) -> None:
+RELATIVE = _relative_cases()
+SHIFTED = [("reference", case) for case in RELATIVE] + [("blocked", case) for case in told_apart(RELATIVE)]
+
+
+@pytest.mark.parametrize(("backend", "case"), SHIFTED, ids=str)
+def test_relative_schemes_ignore_a_shift(backend: str, case: Case) -> None:
     """The logits of a relative scheme do not change when all positions shift."""
     stack, layer = build(case)
     inputs, *_ = call(case, "square")
@@ -128,12 +132,10 @@ def test_relative_schemes_ignore_a_shift(case: Case, backend: str) -> None:
     torch.testing.assert_close(attend(shifted, backend)[0], expected, **EXACT)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_parameter_has_a_gradient(case: Case, causal: bool) -> None:
+@pytest.mark.parametrize(("case", "kind"), in_turn(CASES, ("square", "causal"), 0), ids=str)
+def test_every_parameter_has_a_gradient(case: Case, kind: str) -> None:
     """No table is dead: training reaches each one from random values."""
-    stack, layer = build(case, causal=causal)
-    inputs, stack, layer, extra = call(case, "causal" if causal else "square")
+    inputs, stack, layer, extra = call(case, kind)
     v = inputs.v.clone().requires_grad_()  # so that a scheme without parameters has a graph too
     loss = attend(replace(inputs, v=v))[0].square().sum()
     positions = inputs.positions

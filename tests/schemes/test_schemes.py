@@ -10,7 +10,8 @@ from torch import Tensor
 
 import naive
 from cases import BEYOND, CASES, INPUT, Case, build, oracle_members, source_of
-from helpers.forms import told_apart
+from helpers import FULL
+from helpers.forms import in_turn, told_apart
 from helpers.scheme_calls import call, shape_of
 from relpos_fairseq.attention import AttentionInputs, attend, native, triton
 from relpos_fairseq.placement import Placement
@@ -59,12 +60,13 @@ def real_rows(inputs: AttentionInputs) -> Tensor:
     return ~inputs.key_padding[:, positions.query_start : positions.query_stop]
 
 
-# What blocked adds to the reference are forms of terms: their numbers are the reference's own.
-EVALUATED = [("reference", case) for case in IN_ATTENTION] + [("blocked", case) for case in told_apart(IN_ATTENTION)]
+# What blocked adds to the reference are forms of terms: their numbers are the reference's own, and
+# attention/test_backends.py compares both in more calls.
+BLOCKED = in_turn(told_apart(IN_ATTENTION), KINDS if FULL else ("square", "causal", "pad_left"))
+EVALUATED = [("reference", *one) for one in in_turn(IN_ATTENTION, KINDS, 2)] + [("blocked", *one) for one in BLOCKED]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("backend", "case"), EVALUATED, ids=str)
+@pytest.mark.parametrize(("backend", "case", "kind"), EVALUATED, ids=str)
 def test_equals_the_paper(backend: str, case: Case, kind: str) -> None:
     """Probabilities and output equal the scalar loops."""
     if kind == "step_padded" and set(case.scheme.split("+")) & {"none"}:
