@@ -1,59 +1,24 @@
 """`relpos prepare ...` and `relpos corpus`: raw text to the folders that fairseq trains on."""
 
-import argparse
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from relpos_fairseq.cli.command import (
-    InFile,
-    InFolder,
-    OutFile,
-    OutFolder,
-    WorkFolder,
-    argument,
-    command,
-    flag,
-    option,
-    required,
-)
+from relpos_fairseq.cli.command import command
 from relpos_fairseq.data.squad import BAD_ANSWER
 from relpos_fairseq.io.command import CONTINUE
-from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.options import InFile, InFolder, OutFile, OutFolder, WorkFolder, argument, flag, option, required
 from relpos_fairseq.preparation.corpora import CORPORA
-from relpos_fairseq.preparation.settings import (
-    DEFAULT_TESTS,
-    DEFAULT_YEAR,
-    DOCUMENTS,
-    HOLD_OUT,
-    LEAST_TOKENS,
-    LEVELS,
-    MODEL_TYPES,
-    NO_FILTER,
-    PACKING,
-    SENTENCEPIECE,
-    SUBWORD_NMT,
-    Limits,
-    WmtSettings,
-)
+from relpos_fairseq.preparation.settings import DOCUMENTS, HOLD_OUT, LEAST_TOKENS, LEVELS, PACKING
 from relpos_fairseq.preparation.settings import check_glue as check_glue
 from relpos_fairseq.preparation.settings import check_mlm as check_mlm
+from relpos_fairseq.preparation.wmt_settings import MODEL_TYPES, WmtOptions, WmtSettings
 from relpos_fairseq.text import KINDS
-from relpos_fairseq.text.subwords import IDENTITY, NORMALIZATIONS
 
 TEXT = "text (plain, .gz, .bz2 or .xz)"
 
 
-def shard(text: str) -> tuple[int, int]:
-    """Read I/N."""
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise argparse.ArgumentTypeError(f"must be I/N with 1 <= I <= N, got {text}")
-    return int(number), int(count)
-
-
 @command("prepare wmt", "a WMT pair or your own parallel text, for translation", interrupted=CONTINUE)
-class PrepareWmt:
+class PrepareWmt(WmtOptions):
     """Prepare a WMT translation pair, or parallel text of your own, for fairseq: one command.
 
         relpos prepare wmt wmt15 en-de --out data/wmt15.en-de --workers 8
@@ -66,126 +31,16 @@ class PrepareWmt:
     OUT/manifest.json says what was made of what.
     """
 
-    pair: list[str] = argument("wmt14 en-fr, wmt15 de-en, wmt18 en-cs, ...", metavar="[YEAR] PAIR")
-    out: OutFolder | None = option(None, "folder that takes everything (default: data/YEAR.PAIR)")
-    from_dir: InFolder | None = option(
-        None, "use local files: the archives, or train.LANG, valid.LANG, test*.LANG (also .gz)", metavar="DIR"
-    )
-    yes: bool = flag("download without asking")
-    czeng: InFolder | None = option(None, "folder of CzEng 1.6 (its licence forbids fetching)", metavar="DIR")
-    without: list[str] = option([], "corpora to leave out", metavar="CORPUS")
-    valid: list[str] = option([*WmtSettings.valid], "sacrebleu's name", metavar="SET")
-    test: list[str] | None = option(
-        None, "sacrebleu's name (default: newstest2015; wmt14: newstest2014)", metavar="SET"
-    )
-    sample: int | None = option(None, "use N training pairs, chosen by --seed", least=1, metavar="N")
-    seed: int = option(WmtSettings.seed)
-    max_words: int = option(Limits.max_words, least=1, metavar="N")
-    max_ratio: float = option(Limits.max_ratio, metavar="R", least=1)
-    no_filter: list[str] = option([], f"keep such pairs: {', '.join(NO_FILTER)}", choices=NO_FILTER, metavar="NAME")
-    max_dropped: float = option(
-        Limits.max_dropped,
-        "share of a corpus' pairs that one filter may drop (default: %(default)s)",
-        metavar="F",
-        above=0,
-        most=1,
-    )
-    on_bad_line: str = option(
-        WmtSettings.on_bad_line,
-        "invalid UTF-8 in training text: stop, or drop the pair and count it",
-        choices=("fail", "drop"),
-    )
-    tokenizer: str | None = option(
-        None, "default: moses for subword-nmt, none for sentencepiece", choices=("moses", "none")
-    )
-    normalization: str = option(
-        WmtSettings.normalization,
-        f"{', '.join(NORMALIZATIONS)}: the first, with --tokenizer none, leaves all but white space; others are "
-        "sentencepiece's (default: Moses' punctuation, and sentencepiece's nmt_nfkc)",
-        choices=NORMALIZATIONS,
-        metavar="NAME",
-    )
-    bpe: str = option(WmtSettings.bpe, choices=(SUBWORD_NMT, SENTENCEPIECE))
-    model_type: str | None = option(
-        None, f"of sentencepiece (default: {WmtSettings.model_type})", choices=("unigram", "bpe")
-    )
-    vocab_size: int = option(
-        WmtSettings.vocab_size,
-        "merges (subword-nmt) or pieces (sentencepiece), joint (default: %(default)s)",
-        least=1,
-        metavar="N",
-    )
-    learn_lines: int = option(
-        WmtSettings.learn_lines, "pairs that units are learned on, at most (default: %(default)s)", least=1, metavar="N"
-    )
-    workers: int = option(WmtSettings.workers, "processes (default: %(default)s)", least=1, metavar="N")
-    shard: tuple[int, int] | None = option(
-        None, "only clean and tokenise part I of N of the training text", type=shard, metavar="I/N"
-    )
-    merge: int | None = option(None, "join N shards and do the rest", least=1, metavar="N")
-    force: bool = flag("run every stage again")
-    dry_run: bool = flag("print sources, sizes and disk needed; do nothing")
-
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.preparation.wmt import WmtPreparation
 
-        preparation = WmtPreparation(self.settings())
+        preparation = WmtPreparation(WmtSettings(self))
         preparation.announce()
         if not self.dry_run:
             preparation.check_pair()
             preparation.require_space()
             preparation.agree(self.yes)
             preparation.run(["relpos prepare wmt", *argv], self.force)
-
-    def settings(self) -> WmtSettings:
-        """Check the options and return them as settings.
-
-        Raises:
-            UserError: Options that do not go together, or a pair that is none.
-        """
-        *years, pair = self.pair
-        languages = pair.split("-")
-        if len(languages) != 2 or not all(languages) or len(set(languages)) != 2 or len(years) > 1:
-            raise UserError(f"give [YEAR] PAIR, as in wmt15 en-de; got {' '.join(self.pair)}")
-        if self.shard and self.merge:
-            raise UserError("--shard makes one part, --merge joins all: give one of them")
-        if self.model_type and self.bpe != SENTENCEPIECE:
-            raise UserError(f"--model-type {self.model_type} goes with --bpe sentencepiece, not with {self.bpe}")
-        tokenizer = self.tokenizer or ("moses" if self.bpe == SUBWORD_NMT else "none")
-        if self.normalization == IDENTITY and tokenizer != "none":
-            raise UserError(f"--normalization {IDENTITY} goes with --tokenizer none, not with {tokenizer}")
-        if self.normalization not in ("", IDENTITY) and self.bpe != SENTENCEPIECE:
-            raise UserError(
-                f"--normalization {self.normalization} goes with --bpe {SENTENCEPIECE}, not with {self.bpe}"
-            )
-        other = languages[1] if languages[0] == "en" else languages[0]
-        year = years[0] if years else ("" if self.from_dir else DEFAULT_YEAR.get(other, ""))
-        if not year and not self.from_dir:
-            raise UserError(f"no training set is known for {pair}: give yours with --from-dir")
-        out = (self.out or Path("data", ".".join(filter(None, (year, pair))))).absolute()
-        same = ("from_dir", "czeng", "sample", "seed", "bpe", "vocab_size", "learn_lines", "workers")
-        return WmtSettings(
-            year=year,
-            source=languages[0],
-            target=languages[1],
-            out=out,
-            without=tuple(self.without),
-            valid=tuple(self.valid),
-            tests=tuple(self.test or DEFAULT_TESTS.get(year, WmtSettings.tests)),
-            tokenizer=tokenizer,
-            normalization=self.normalization,
-            model_type=self.model_type or WmtSettings.model_type,
-            limits=Limits(
-                max_words=self.max_words,
-                max_ratio=self.max_ratio,
-                max_dropped=self.max_dropped,
-                no_filter=tuple(reason for name, reason in NO_FILTER.items() if name in self.no_filter),
-            ),
-            on_bad_line=self.on_bad_line,
-            shards=self.shard[1] if self.shard else self.merge or 1,
-            shard=self.shard[0] if self.shard else None,
-            **{name: getattr(self, name) for name in same},
-        )
 
 
 @command("prepare lm", "plain text, WikiText or enwik8, for language models", interrupted=CONTINUE)
