@@ -7,7 +7,7 @@ parameters under their own names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ CLIPPED = taking(CLIP_DISTANCE)
 INPUT = [name for name in scheme_names() if scheme_class(name).own_scale is None]
 # Schemes of encoders too; the others are for decoders alone.
 ENCODERS = [name for name in scheme_names() if not scheme_class(name).causal_only]
-# Those whose terms are another's, with other numbers or fewer.
+# Those whose terms are another's, with other numbers or fewer (test_contract.py looks at the kinds).
 LIKE_OTHERS = {"shaw_keys", "m1", "tupe_a", "alibi", "sandwich", "kerple", "xpos", "transformer_xl_learned"}
 LIKE_OTHERS |= {name for name in scheme_names() if name.endswith("_released")}
 
@@ -222,6 +222,16 @@ def terms_of(stack: Placement, layer: SchemeStack, positions: Positions, batch: 
         source = source_of(positions, batch, stack.plan.shape.embed_dim)
         own += layer.gated(source.to(some))
     return stack.context(positions).shared + own
+
+
+def kinds_of(scheme: str) -> set[str]:
+    """The kinds of terms that a scheme has by default: the fields of its terms that are filled, and "rotation"."""
+    case, positions = Case(scheme), Positions(5, 5)
+    stack, layer = build(case, causal=case.causal_only)
+    terms = terms_of(stack, layer, positions)
+    values = {(one.name, id(getattr(term, one.name))) for term in terms for one in fields(term)}
+    found = {name for name, value in values if value not in (id(None), id(False))} - {"relation"}
+    return found | ({"rotation"} if stack.context(positions).rotation is not None else set())
 
 
 def oracle_members(schemes: list[PositionScheme]) -> list[tuple[str, dict, dict]]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention import BACKENDS, attend
+from relpos_fairseq.attention.error_budget import BUDGETS, error_budget, sizes
 from relpos_fairseq.benchmarks.candidates import (
     BASELINE,
     MODES,
@@ -240,7 +241,7 @@ def _memory(candidates: list[Candidate]) -> list[dict]:
 # Checking against fp64.
 
 ODD_LENGTH = 130
-MOST = 2.0  # errors, in units of what the formula in the same precision errs
+MOST = BUDGETS["timed"]["worst"][0]  # errors, in units of what the formula in the same precision errs
 FEW = 64  # numbers whose largest error is a draw of chance: they may err as much as other results
 OTHERS_MOST = 100.0  # of FlexAttention, whose captured tensors are rounded to half precision
 ELEMENTS = 1 << 26  # of the formula's largest tensor
@@ -399,18 +400,19 @@ def _compared(
     most: float = MOST,
 ) -> float:
     """Return the largest error of `found`, in units of eager's own with rounding; above `most` it is refused."""
-    worst, place = 0.0, 0
-    sizes = [float(exact.abs().max()) + 1e-30 for exact in truth]
-    errors = [float((one.double() - e).abs().max()) for one, e in zip(eager, truth, strict=True)]
     epsilon = torch.finfo(setting.dtype).eps
-    usual = max(error / size for error, size in zip(errors, sizes, strict=True))
+    found, eager, exact = (dict(enumerate(part)) for part in (found, eager, truth))
+    errors = {number: sizes(eager[number].double() - right)["worst"] for number, right in exact.items()}
+    usual = max(errors[number] / (sizes(right)["worst"] + 1e-30) for number, right in exact.items())
     usual = min(usual, 64 * epsilon)  # what is zero but for rounding errs by many times its size
-    for number, (exact, other) in enumerate(zip(truth, found, strict=True)):
-        chance = usual * sizes[number] if exact.numel() < FEW else 0.0
-        allowed = max(errors[number], chance) + 4 * epsilon * sizes[number]
-        error = float((other.double() - exact).abs().max()) / allowed
-        if not error <= worst:  # NaN is no number that is smaller
-            worst, place = error, number
+    chance = {
+        number: {"worst": MOST * usual * sizes(right)["worst"] if right.numel() < FEW else 0.0}
+        for number, right in exact.items()
+    }
+    worst, place = 0.0, 0
+    for number, one in enumerate(error_budget(found, eager, exact, "timed", epsilon, floor=chance)):
+        if not MOST * one.share <= worst:  # NaN is no number that is smaller
+            worst, place = MOST * one.share, number
     if not worst <= most:
         raise ValueError(
             f"{label} at length {setting.length}: result {place + 1} of {len(found)} (rows of the "

@@ -17,8 +17,8 @@ from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.preparation.parallel_text import find_parallel_file, parallel_files
-from relpos_fairseq.preparation.settings import WmtSettings
 from relpos_fairseq.preparation.wmt import WmtPreparation
+from relpos_fairseq.preparation.wmt_settings import WmtOptions, WmtSettings
 
 REPLACED, COMPOUNDED = 0.15, 0.01  # shares of a copy's words
 INTERVAL = 0.1  # seconds between two looks at memory
@@ -125,7 +125,9 @@ def timed(stages: Sequence[tuple[str, Callable[[], object]]]) -> dict[str, dict[
 
 def ours(folder: Path, languages: tuple[str, str], workers: int, vocab: int, out: Path) -> dict:
     """Measure the stages of `relpos prepare wmt`; subwords learned before are kept."""
-    settings = WmtSettings("", *languages, out=out, from_dir=folder, workers=workers, vocab_size=vocab)
+    settings = WmtSettings(
+        WmtOptions(pair=["-".join(languages)], out=out, from_dir=folder, workers=workers, vocab_size=vocab)
+    )
     preparation = WmtPreparation(settings)
     preparation.run_count()
     preparation.run_held_out()

@@ -4,18 +4,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relpos_fairseq.cli.command import (
-    InFile,
-    InFolder,
-    OutFile,
-    OutFolder,
-    WorkFile,
-    argument,
-    command,
-    flag,
-    option,
-    required,
-)
+from relpos_fairseq.cli.command import command
+from relpos_fairseq.io.options import InFile, InFolder, OutFile, OutFolder, WorkFile, argument, flag, option, required
 
 INTERRUPTED = "interrupted; rows are kept by --csv FILE: add --resume to continue, or they are lost"
 BACKENDS = "auto, reference, sdpa, blocked, native, triton"

@@ -30,34 +30,14 @@ import typing
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 from relpos_fairseq.io.command import AGAIN
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import check_outputs, check_replaceable, is_stream
+from relpos_fairseq.io.options import Role
 
 COMMANDS: dict[str, type] = {}  # the commands of the files that were imported, by their words
-
-
-@dataclasses.dataclass(frozen=True)
-class Role:
-    """What a command does with a path that it is given."""
-
-    what: str  # "file", "folder", or "file or folder"
-    reads: bool = False
-    writes: bool = False  # with `reads` too: a folder of work or a page, which is gone on with or renewed
-    may_be_text: bool = False  # whether it may be the text itself
-
-
-InFile = Annotated[Path, Role("file", reads=True)]
-InFolder = Annotated[Path, Role("folder", reads=True)]
-InPath = Annotated[Path, Role("file or folder", reads=True)]
-InText = Annotated[str, Role("file", reads=True, may_be_text=True)]
-OutFile = Annotated[Path, Role("file", writes=True)]
-OutFolder = Annotated[Path, Role("folder", writes=True)]
-OutPath = Annotated[Path, Role("file or folder", writes=True)]
-WorkFile = Annotated[Path, Role("file", reads=True, writes=True)]
-WorkFolder = Annotated[Path, Role("folder", reads=True, writes=True)]
 
 
 class Parser(argparse.ArgumentParser):
@@ -125,40 +105,6 @@ def command(name: str, summary: str, interrupted: str = AGAIN, **parser: Any) ->
         return cls
 
     return register
-
-
-def option(default: Any, help: str | None = None, **how: Any) -> Any:
-    """Declare an option with a default.
-
-    Args:
-        default: its value where it is not given.
-        help: its line in `--help`, in which `%(default)s` stands for the default.
-        how: further arguments of `add_argument`; `group` is the heading that it stands under, options with
-            the same `exclusive` cannot be given together, `least`, `above` and `most` bound its values, and `was` are
-            old spellings, which are taken and not shown: `--name`, or `name` of an argument by its place.
-    """
-    return _field({"default": default, "help": help, **how})
-
-
-def required(help: str | None = None, **how: Any) -> Any:
-    """Declare an option that must be given."""
-    return _field({"required": True, "help": help, **how})
-
-
-def flag(help: str | None = None, **how: Any) -> Any:
-    """Declare an option without a value: True where it is given."""
-    return _field({"action": "store_true", "default": False, "help": help, **how})
-
-
-def argument(help: str | None = None, **how: Any) -> Any:
-    """Declare an argument that is given by its place."""
-    return _field({"positional": True, "help": help, **how})
-
-
-def _field(how: dict[str, Any]) -> Any:
-    if "default" in how:
-        return dataclasses.field(default_factory=lambda: how["default"], metadata=how)
-    return dataclasses.field(metadata=how)
 
 
 def parser_of(cls: type, program: str, argv: Sequence[str] | None = None) -> Parser:

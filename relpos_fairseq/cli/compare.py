@@ -3,21 +3,20 @@
 import logging
 from collections.abc import Sequence
 
-from relpos_fairseq.cli.command import (
+from relpos_fairseq.cli.command import command, whole_number
+from relpos_fairseq.io.command import CONTINUE
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.options import (
     InFile,
     InFolder,
     OutFolder,
     WorkFile,
     WorkFolder,
     argument,
-    command,
     flag,
     option,
     required,
-    whole_number,
 )
-from relpos_fairseq.io.command import CONTINUE
-from relpos_fairseq.io.errors import UserError
 
 COMPARE = """\
 The file's keys, the tasks and the statistics: relpos_fairseq/comparison/README.md.

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import make_dataclass
 
-from relpos_fairseq.cli.command import (
+from relpos_fairseq.cli.command import command
+from relpos_fairseq.io.options import (
     InFile,
     InFolder,
     InPath,
@@ -11,7 +12,6 @@ from relpos_fairseq.cli.command import (
     OutFolder,
     OutPath,
     argument,
-    command,
     flag,
     option,
     required,

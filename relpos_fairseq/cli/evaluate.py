@@ -4,20 +4,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relpos_fairseq.cli.command import (
-    InFile,
-    InFolder,
-    OutFile,
-    OutFolder,
-    argument,
-    command,
-    flag,
-    numbers,
-    option,
-    parse,
-    required,
-)
+from relpos_fairseq.cli.command import command, numbers, parse
 from relpos_fairseq.io.command import CONTINUE
+from relpos_fairseq.io.options import InFile, InFolder, OutFile, OutFolder, argument, flag, option, required
 
 TRAINED = "as in training (default: the checkpoint's)"
 BOUNDARIES = ("sidecar", "eos")

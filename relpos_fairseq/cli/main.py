@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from relpos_fairseq.cli import command
 from relpos_fairseq.io.command import run_command, wait_passively
 from relpos_fairseq.io.ledger import writing_as
+from relpos_fairseq.io.options import argument
 from relpos_fairseq.io.progress import doing
 from relpos_fairseq.version import __version__
 
@@ -46,7 +47,7 @@ class Completion:
     file in ~/.bashrc), zsh where ~/.zshrc has `fpath+=~/.zfunc` before `compinit`.
     """
 
-    shell: str = command.argument("bash or zsh", choices=("bash", "zsh"))
+    shell: str = argument("bash or zsh", choices=("bash", "zsh"))
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.cli.completion import script

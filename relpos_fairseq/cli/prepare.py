@@ -1,59 +1,16 @@
 """`relpos prepare ...` and `relpos corpus`: raw text to the folders that fairseq trains on."""
 
-import argparse
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from relpos_fairseq.cli.command import (
-    InFile,
-    InFolder,
-    OutFile,
-    OutFolder,
-    WorkFolder,
-    argument,
-    command,
-    flag,
-    option,
-    required,
-)
-from relpos_fairseq.data.squad import BAD_ANSWER
+from relpos_fairseq.cli.command import command
 from relpos_fairseq.io.command import CONTINUE
-from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.preparation.corpora import CORPORA
-from relpos_fairseq.preparation.settings import (
-    DEFAULT_TESTS,
-    DEFAULT_YEAR,
-    DOCUMENTS,
-    HOLD_OUT,
-    LEAST_TOKENS,
-    LEVELS,
-    MODEL_TYPES,
-    NO_FILTER,
-    PACKING,
-    SENTENCEPIECE,
-    SUBWORD_NMT,
-    Limits,
-    WmtSettings,
-)
-from relpos_fairseq.preparation.settings import check_glue as check_glue
-from relpos_fairseq.preparation.settings import check_mlm as check_mlm
-from relpos_fairseq.text import KINDS
-from relpos_fairseq.text.subwords import IDENTITY, NORMALIZATIONS
-
-TEXT = "text (plain, .gz, .bz2 or .xz)"
-
-
-def shard(text: str) -> tuple[int, int]:
-    """Read I/N."""
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise argparse.ArgumentTypeError(f"must be I/N with 1 <= I <= N, got {text}")
-    return int(number), int(count)
+from relpos_fairseq.io.options import OutFolder, option, required
+from relpos_fairseq.preparation.settings import GlueOptions, LmOptions, MlmOptions, QaOptions, check_glue, check_mlm
+from relpos_fairseq.preparation.wmt_settings import WmtOptions, WmtSettings
 
 
 @command("prepare wmt", "a WMT pair or your own parallel text, for translation", interrupted=CONTINUE)
-class PrepareWmt:
+class PrepareWmt(WmtOptions):
     """Prepare a WMT translation pair, or parallel text of your own, for fairseq: one command.
 
         relpos prepare wmt wmt15 en-de --out data/wmt15.en-de --workers 8
@@ -66,70 +23,10 @@ class PrepareWmt:
     OUT/manifest.json says what was made of what.
     """
 
-    pair: list[str] = argument("wmt14 en-fr, wmt15 de-en, wmt18 en-cs, ...", metavar="[YEAR] PAIR")
-    out: OutFolder | None = option(None, "folder that takes everything (default: data/YEAR.PAIR)")
-    from_dir: InFolder | None = option(
-        None, "use local files: the archives, or train.LANG, valid.LANG, test*.LANG (also .gz)", metavar="DIR"
-    )
-    yes: bool = flag("download without asking")
-    czeng: InFolder | None = option(None, "folder of CzEng 1.6 (its licence forbids fetching)", metavar="DIR")
-    without: list[str] = option([], "corpora to leave out", metavar="CORPUS")
-    valid: list[str] = option([*WmtSettings.valid], "sacrebleu's name", metavar="SET")
-    test: list[str] | None = option(
-        None, "sacrebleu's name (default: newstest2015; wmt14: newstest2014)", metavar="SET"
-    )
-    sample: int | None = option(None, "use N training pairs, chosen by --seed", least=1, metavar="N")
-    seed: int = option(WmtSettings.seed)
-    max_words: int = option(Limits.max_words, least=1, metavar="N")
-    max_ratio: float = option(Limits.max_ratio, metavar="R", least=1)
-    no_filter: list[str] = option([], f"keep such pairs: {', '.join(NO_FILTER)}", choices=NO_FILTER, metavar="NAME")
-    max_dropped: float = option(
-        Limits.max_dropped,
-        "share of a corpus' pairs that one filter may drop (default: %(default)s)",
-        metavar="F",
-        above=0,
-        most=1,
-    )
-    on_bad_line: str = option(
-        WmtSettings.on_bad_line,
-        "invalid UTF-8 in training text: stop, or drop the pair and count it",
-        choices=("fail", "drop"),
-    )
-    tokenizer: str | None = option(
-        None, "default: moses for subword-nmt, none for sentencepiece", choices=("moses", "none")
-    )
-    normalization: str = option(
-        WmtSettings.normalization,
-        f"{', '.join(NORMALIZATIONS)}: the first, with --tokenizer none, leaves all but white space; others are "
-        "sentencepiece's (default: Moses' punctuation, and sentencepiece's nmt_nfkc)",
-        choices=NORMALIZATIONS,
-        metavar="NAME",
-    )
-    bpe: str = option(WmtSettings.bpe, choices=(SUBWORD_NMT, SENTENCEPIECE))
-    model_type: str | None = option(
-        None, f"of sentencepiece (default: {WmtSettings.model_type})", choices=("unigram", "bpe")
-    )
-    vocab_size: int = option(
-        WmtSettings.vocab_size,
-        "merges (subword-nmt) or pieces (sentencepiece), joint (default: %(default)s)",
-        least=1,
-        metavar="N",
-    )
-    learn_lines: int = option(
-        WmtSettings.learn_lines, "pairs that units are learned on, at most (default: %(default)s)", least=1, metavar="N"
-    )
-    workers: int = option(WmtSettings.workers, "processes (default: %(default)s)", least=1, metavar="N")
-    shard: tuple[int, int] | None = option(
-        None, "only clean and tokenise part I of N of the training text", type=shard, metavar="I/N"
-    )
-    merge: int | None = option(None, "join N shards and do the rest", least=1, metavar="N")
-    force: bool = flag("run every stage again")
-    dry_run: bool = flag("print sources, sizes and disk needed; do nothing")
-
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.preparation.wmt import WmtPreparation
 
-        preparation = WmtPreparation(self.settings())
+        preparation = WmtPreparation(WmtSettings(self))
         preparation.announce()
         if not self.dry_run:
             preparation.check_pair()
@@ -137,59 +34,9 @@ class PrepareWmt:
             preparation.agree(self.yes)
             preparation.run(["relpos prepare wmt", *argv], self.force)
 
-    def settings(self) -> WmtSettings:
-        """Check the options and return them as settings.
-
-        Raises:
-            UserError: Options that do not go together, or a pair that is none.
-        """
-        *years, pair = self.pair
-        languages = pair.split("-")
-        if len(languages) != 2 or not all(languages) or len(set(languages)) != 2 or len(years) > 1:
-            raise UserError(f"give [YEAR] PAIR, as in wmt15 en-de; got {' '.join(self.pair)}")
-        if self.shard and self.merge:
-            raise UserError("--shard makes one part, --merge joins all: give one of them")
-        if self.model_type and self.bpe != SENTENCEPIECE:
-            raise UserError(f"--model-type {self.model_type} goes with --bpe sentencepiece, not with {self.bpe}")
-        tokenizer = self.tokenizer or ("moses" if self.bpe == SUBWORD_NMT else "none")
-        if self.normalization == IDENTITY and tokenizer != "none":
-            raise UserError(f"--normalization {IDENTITY} goes with --tokenizer none, not with {tokenizer}")
-        if self.normalization not in ("", IDENTITY) and self.bpe != SENTENCEPIECE:
-            raise UserError(
-                f"--normalization {self.normalization} goes with --bpe {SENTENCEPIECE}, not with {self.bpe}"
-            )
-        other = languages[1] if languages[0] == "en" else languages[0]
-        year = years[0] if years else ("" if self.from_dir else DEFAULT_YEAR.get(other, ""))
-        if not year and not self.from_dir:
-            raise UserError(f"no training set is known for {pair}: give yours with --from-dir")
-        out = (self.out or Path("data", ".".join(filter(None, (year, pair))))).absolute()
-        same = ("from_dir", "czeng", "sample", "seed", "bpe", "vocab_size", "learn_lines", "workers")
-        return WmtSettings(
-            year=year,
-            source=languages[0],
-            target=languages[1],
-            out=out,
-            without=tuple(self.without),
-            valid=tuple(self.valid),
-            tests=tuple(self.test or DEFAULT_TESTS.get(year, WmtSettings.tests)),
-            tokenizer=tokenizer,
-            normalization=self.normalization,
-            model_type=self.model_type or WmtSettings.model_type,
-            limits=Limits(
-                max_words=self.max_words,
-                max_ratio=self.max_ratio,
-                max_dropped=self.max_dropped,
-                no_filter=tuple(reason for name, reason in NO_FILTER.items() if name in self.no_filter),
-            ),
-            on_bad_line=self.on_bad_line,
-            shards=self.shard[1] if self.shard else self.merge or 1,
-            shard=self.shard[0] if self.shard else None,
-            **{name: getattr(self, name) for name in same},
-        )
-
 
 @command("prepare lm", "plain text, WikiText or enwik8, for language models", interrupted=CONTINUE)
-class PrepareLm:
+class PrepareLm(LmOptions):
     """Turn plain text, or WikiText and enwik8, into data that language models train on.
 
         relpos prepare lm --corpus wikitext-103 --out data-bin/wikitext-103
@@ -206,40 +53,6 @@ class PrepareLm:
     perplexities are divided by, and the hashes of everything.
     """
 
-    train: list[InFile] = option([], metavar="FILE", group=TEXT)
-    valid: list[InFile] = option([], metavar="FILE", group=TEXT)
-    test: list[InFile] = option([], metavar="FILE", group=TEXT)
-    text: list[InFile] = option([], "to be split", metavar="FILE", group=TEXT)
-    shares: str | None = option(
-        None, "of train, valid, test in --text", metavar="A,B[,C]", group=TEXT, was=("--split",)
-    )
-    corpus: str | None = option(None, choices=sorted(CORPORA), group=TEXT)
-    downloads: WorkFolder | None = option(None, "default: OUT/downloads", metavar="DIR", group=TEXT)
-    from_dir: InFolder | None = option(None, "has the corpus's archive", metavar="DIR", group=TEXT)
-    yes: bool = flag("download it without asking", group=TEXT)
-    on_bad_line: str = option("fail", choices=("fail", "drop"), group=TEXT)
-    level: str | None = option(None, "default: the corpus's own, else word", choices=LEVELS, group="units")
-    dict: InFile | None = option(None, "use this dict.txt", metavar="FILE", group="units")
-    threshold: int = option(0, "units that occur fewer than N times are unknown", metavar="N", group="units", least=0)
-    words: int | None = option(None, "keep the N most frequent units", metavar="N", group="units", least=1)
-    padding_factor: int = option(1, metavar="N", group="units", least=1)
-    sentencepiece: InFile | None = option(None, "use this model", metavar="FILE", group="units")
-    vocab_size: int = option(16000, metavar="N", group="units", least=1)
-    model_type: str = option("unigram", choices=MODEL_TYPES, group="units")
-    character_coverage: float = option(1.0, metavar="P", group="units", above=0, most=1)
-    byte_fallback: bool = flag("no character is unknown", group="units")
-    learn_lines: int = option(
-        1_000_000, "lines that sentencepiece learns from", metavar="N", group="units", was=("--sample-lines",), least=1
-    )
-    seed: int = option(1, "chooses those lines", group="units")
-    out: OutFolder = required(metavar="DIR", group="result")
-    documents: str = option(
-        "none", "what starts a document: a line after blank ones, a WikiText title", choices=DOCUMENTS, group="result"
-    )
-    shards: int = option(1, metavar="N", group="result", least=1)
-    workers: int = option(2, metavar="N", group="result", least=1)
-    force: bool = flag("make everything again", group="result")
-
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.preparation.lm import LmPreparation
 
@@ -247,7 +60,7 @@ class PrepareLm:
 
 
 @command("prepare mlm", "plain text in one or many languages, for masked language models", interrupted=CONTINUE)
-class PrepareMlm:
+class PrepareMlm(MlmOptions):
     r"""Prepare plain text for masked language models: tokenizer, blocks, shards.
 
         relpos prepare mlm --out data/wiki --train en=wiki.en.txt.gz de=wiki.de.txt.gz \
@@ -257,60 +70,16 @@ class PrepareMlm:
     interruption, and does only what has changed.
     """
 
-    out: OutFolder = required("folder to write to")
-    train: list[str] = required("text, or .gz .bz2 .xz", metavar="[LANG=]FILE")
-    valid: list[str] = option([], "validation text", metavar="[LANG=]FILE")
-    hold_out: float | None = option(
-        None, f"without --valid: this share of the documents (default: {HOLD_OUT})", metavar="F"
-    )
-    documents: str = option(
-        "blank",
-        (
-            "what ends a document: an empty line, each line, the file; json: each line is an object with a text, "
-            "as in C4; or what the line that begins one looks like (default: %(default)s)"
-        ),
-        metavar="blank|line|file|json|REGEX",
-    )
-    sentences: str = option(
-        "line", "a line is a sentence, or is split into some (default: %(default)s)", choices=("line", "split")
-    )
-    on_bad_line: str = option("fail", "lines that are not UTF-8", choices=("fail", "drop"))
-    train_tokenizer: str | None = option(None, "train one (default: bpe)", choices=KINDS, was=("--tokenizer",))
-    tokenizer_folder: InFolder | None = option(None, "use this one instead, with its dict.txt")
-    vocab_size: int | None = option(None, "symbols (default: 50000)", least=5)
-    lowercase: bool = flag("wordpiece: BERT's uncased normalisation")
-    character_coverage: float | None = option(None, "sentencepiece's (default: 0.9995)")
-    learn_lines: int | None = option(
-        None,
-        "train it on about so many sentences (default: 10000000)",
-        metavar="N",
-        was=("--tokenizer-sentences",),
-        least=1,
-    )
-    alpha: float = option(
-        0.7, "exponent of the languages' shares; 1 keeps them (default: %(default)s)", least=0, most=1
-    )
-    pack: str = option(
-        "document", "blocks of full sentences of one document, of several, or no blocks", choices=PACKING
-    )
-    tokens_per_sample: int = option(
-        512, "tokens of a block with <s> (default: %(default)s)", metavar="N", least=LEAST_TOKENS
-    )
-    shards: int = option(1, "data-bins, one an epoch (default: %(default)s)", least=1)
-    workers: int = option(os.cpu_count() or 1, "processes (default: %(default)s)", least=1)
-    seed: int = option(1, "of hold-out and sampling (default: %(default)s)", least=0)
-    force: bool = flag("repeat stages that are done")
-
     def run(self, argv: Sequence[str]) -> None:
-        check_mlm(self)
+        settings = check_mlm(self)
 
         from relpos_fairseq.preparation.mlm import MlmPreparation
 
-        MlmPreparation(self).run(["relpos prepare mlm", *argv], self.force)
+        MlmPreparation(settings).run(["relpos prepare mlm", *argv], self.force)
 
 
 @command("prepare glue", "GLUE's and XNLI's files, for fine-tuning", interrupted=CONTINUE)
-class PrepareGlue:
+class PrepareGlue(GlueOptions):
     r"""Make data-bins for fairseq's sentence_prediction from GLUE's files, and from XNLI's.
 
         relpos prepare glue glue_data --tokenizer-folder data/wiki/data-bin --out data-bin/glue \
@@ -319,34 +88,6 @@ class PrepareGlue:
     `glue_data` has a folder for every task, in GLUE's own layout (`RTE/train.tsv`, `RTE/dev.tsv`; .gz,
     .bz2 and .xz will do); XNLI also in its release's or XTREME's. Tasks that are done are kept.
     """
-
-    glue: InFolder = argument("folder with a folder for every task")
-    tokenizer_folder: InFolder | None = option(
-        None, "the model's, with its dict.txt, as relpos prepare mlm writes it", was=("--tokenizer",)
-    )
-    out: OutFolder | None = option(None, "folder to write to")
-    text: OutFile | None = option(
-        None,
-        (
-            "instead: write the training sentences as text for relpos prepare mlm, an example a document, a sentence "
-            "a line"
-        ),
-        metavar="FILE",
-    )
-    tasks: str | None = option(None, "separated by commas (default: those of GLUE that are there)")
-    max_length: int = option(
-        512,
-        (
-            "tokens of an example, special ones included; longer ones lose the end of their longer sentence, as "
-            "in BERT; 0: no limit (default: %(default)s)"
-        ),
-        metavar="N",
-    )
-    on_bad_row: str = option(
-        "fail", "rows with columns or labels missing (default: %(default)s)", choices=("fail", "drop")
-    )
-    workers: int = option(os.cpu_count() or 1, "processes (default: %(default)s)", least=1)
-    force: bool = flag("repeat tasks that are done")
 
     def run(self, argv: Sequence[str]) -> None:
         check_glue(self)
@@ -360,7 +101,7 @@ class PrepareGlue:
 
 
 @command("prepare qa", "files of SQuAD's format, for question answering", interrupted=CONTINUE)
-class PrepareQa:
+class PrepareQa(QaOptions):
     r"""Turn files of SQuAD's format into the folder that --task question_answering reads.
 
         relpos prepare qa --train train-v1.1.json --valid dev-v1.1.json \
@@ -376,22 +117,6 @@ class PrepareQa:
     XQuAD's are, are cut in the same way (--eval-articles all takes them whole). Every file is read and
     checked; what is wrong is named with its file and id.
     """
-
-    train: list[InFile] = required("training files")
-    valid: list[InFile] = option([], "validation files")
-    eval: list[InFile] = option([], "files to evaluate on")
-    out: OutFolder = required("folder to make")
-    train_articles: int | None = option(None, "train on the first N articles, validate on the others", least=1)
-    eval_articles: str = option(
-        "same", "with --train-articles: cut --eval files in the same way, or take them whole", choices=("same", "all")
-    )
-    tokenizer_folder: InFolder | None = option(None, "folder of a tokenizer", was=("--tokenizer",))
-    train_tokenizer: str | None = option(None, "train one on all contexts", choices=KINDS)
-    vocab_size: int | None = option(None, "its size (default 8000)")
-    lowercase: bool = flag("wordpiece: uncased")
-    on_bad_answer: str = option(
-        "drop", "answers that are not at their offset: fail here, or leave them to the task", choices=BAD_ANSWER
-    )
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.preparation.qa import QaPreparation, check_qa

@@ -4,8 +4,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from relpos_fairseq.cli.command import InFolder, OutFolder, command, option
+from relpos_fairseq.cli.command import command
 from relpos_fairseq.io.command import CONTINUE
+from relpos_fairseq.io.options import InFolder, OutFolder, option
 
 DEFAULT_SCHEME = "m4"
 MAX_UPDATE = 750  # one scheme: about three minutes on two idle cores

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from relpos_fairseq.cli.command import OutFolder, argument, command, option
+from relpos_fairseq.cli.command import command
+from relpos_fairseq.io.options import OutFolder, argument, option
 
 
 @command("recipes", "the recipes of examples/: listed, or copied to a folder")

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from relpos_fairseq.cli.command import InFile, InFolder, InPath, InText, OutFile, argument, command, flag, option
+from relpos_fairseq.cli.command import command
+from relpos_fairseq.io.options import InFile, InFolder, InPath, InText, OutFile, argument, flag, option
 
 # Help of options that these commands share.
 OUT = "write here, whole or not at all (standard output)"

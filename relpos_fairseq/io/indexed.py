@@ -1,7 +1,10 @@
-"""Read binarised text as fairseq writes it (`--dataset-impl mmap`): an index of sizes and places, and the ids.
+"""Read and write binarised text as fairseq does (`--dataset-impl mmap`): an index of sizes and places, and the ids.
 
 PREFIX.idx    MAGIC, version 1, a code of the ids' type, the number of sentences, their sizes, where each begins
 PREFIX.bin    the ids
+
+Preparation does not import fairseq, whose classes take a sentence at a time, keep a Python integer for each, and assert
+where a file is damaged.
 """
 
 from __future__ import annotations
@@ -9,16 +12,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from relpos_fairseq.io.reading import reading
 
-MAGIC = b"MMIDIDX\x00\x00"
+MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
 HEADER = np.dtype([("magic", "V9"), ("version", "<u8"), ("code", "u1"), ("items", "<u8")])
-# The codes of fairseq's indexed_dataset, and of the types that its best_fitting_int_dtype chooses.
+# The codes of fairseq's indexed_dataset.
 KINDS = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2", 9: "<u4", 10: "<u8"}
-CODES = {np.dtype(np.int64): 5, np.dtype(np.uint16): 8, np.dtype(np.uint32): 9}
+CODES = {np.dtype(kind): code for code, kind in KINDS.items()}
 WHOLE = 1 << 28  # bytes of ids that are all looked at, in some 0.1 s
 PART = 1 << 20  # ids
 REMEDY = "binarise the text again, or copy both files"
@@ -49,7 +53,7 @@ def read_indexed(prefix: str | Path) -> Indexed:
         if length < HEADER.itemsize:
             raise ValueError(f"it has {length:,} bytes, fewer than a header")
         header = np.fromfile(index, HEADER, 1)[0]
-        if header["magic"].tobytes() != MAGIC or header["version"] != 1:
+        if header["magic"].tobytes() != MAGIC or header["version"] != VERSION:
             raise ValueError("it begins with something else")
         code, count = int(header["code"]), int(header["items"])
         if code not in KINDS:
@@ -69,6 +73,14 @@ def read_indexed(prefix: str | Path) -> Indexed:
             raise ValueError(f"it has {bytes_of:,} bytes, and {index} asks for {wanted:,}")
         ids = np.memmap(data, kind, "r") if wanted else np.empty(0, kind)
     return Indexed(sizes, ids)
+
+
+def write_index(file: BinaryIO, sizes: np.ndarray, kind: np.dtype) -> None:
+    """Write the index of ids of a type, from the number of ids of each sentence (N,)."""
+    ends = np.cumsum(sizes, dtype=np.int64) * kind.itemsize
+    file.write(np.array([(MAGIC, VERSION, CODES[kind], len(sizes))], HEADER).tobytes())
+    file.write(sizes.astype("<i4").tobytes())
+    file.write((ends - sizes.astype(np.int64) * kind.itemsize).astype("<i8").tobytes())
 
 
 def check_ids(prefix: str | Path, ids: np.ndarray, symbols: int) -> None:

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from relpos_fairseq.io.files import atomic_folder, atomic_path
-from relpos_fairseq.io.indexed import CODES, MAGIC, read_indexed
+from relpos_fairseq.io.indexed import read_indexed, write_index
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.text.dictionary import EOS, NSPECIAL, UNK, choose_symbols, ids_of, write_dictionary
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
-VERSION = 1
 MOST_UNKNOWN = 0.001  # of all tokens, above which text and vocabulary do not belong together
 BLOCK = 1 << 22  # ids counted at a time
 LINES = 10_000  # of parallel text, encoded at a time
@@ -131,17 +130,6 @@ def write_blocks(
     with atomic_path(prefix + ".idx") as temporary, temporary.open("wb") as file:
         write_index(file, lengths, dtype)
     return {"sequences": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))}
-
-
-def write_index(file, lengths: np.ndarray, dtype: np.dtype) -> None:
-    """Write the index: header, sizes (int32), byte offsets (int64)."""
-    file.write(MAGIC)
-    file.write(VERSION.to_bytes(8, "little"))
-    file.write(CODES[dtype].to_bytes(1, "little"))
-    file.write(len(lengths).to_bytes(8, "little"))
-    file.write(lengths.tobytes())
-    ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
-    file.write((ends - lengths.astype(np.int64) * dtype.itemsize).tobytes())
 
 
 def id_type(vocab_size: int) -> np.dtype:

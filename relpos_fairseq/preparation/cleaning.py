@@ -24,7 +24,7 @@ from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress, visible
 from relpos_fairseq.preparation.lengths import CHARACTERS, SLACK, Lengths
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, MALFORMED, Chunk, Text, read_chunks
-from relpos_fairseq.preparation.settings import DUPLICATE, FILTERS, Limits
+from relpos_fairseq.preparation.wmt_settings import DUPLICATE, FILTERS, MIN_SCRIPT, Limits
 from relpos_fairseq.text.languages import find_language
 from relpos_fairseq.text.moses import Normaliser
 
@@ -55,7 +55,7 @@ class Filter:
         self.held_out = frozenset(held_out)
         self.lengths = lengths or Lengths()
         self.slack = SLACK[self.lengths.compared_in]
-        self.tried = [(one, getattr(self, one.replace(" ", "_"))) for one in REASONS if one not in limits.no_filter]
+        self.tried = [(one, getattr(self, one.replace(" ", "_"))) for one in REASONS if one not in limits.kept]
 
     def __call__(self, source: str, target: str) -> str | None:
         """Return one of REASONS, or None for a pair to keep."""
@@ -96,7 +96,7 @@ class Filter:
         """
         if letters is None or (latin and line.isascii()):
             return True
-        return len(letters.findall(line)) >= self.limits.min_script * len(all_letters.findall(line))
+        return len(letters.findall(line)) >= MIN_SCRIPT * len(all_letters.findall(line))
 
 
 # Cleaning
@@ -157,7 +157,7 @@ class Cleaner:
     def reason(self, raw: list[str], source: str, target: str) -> str | None:
         """Return the filter's reason; a side that was read in part is too long even where that filter is off."""
         found = self.filter(source, target)
-        if found is None and "too long" in self.filter.limits.no_filter and max(map(len, raw)) >= CUT:
+        if found is None and "too long" in self.filter.limits.kept and max(map(len, raw)) >= CUT:
             return "too long"
         return found
 
@@ -365,7 +365,7 @@ def drop_duplicates(
     """
     found = [np.memmap(path, RECORD, "r") for path in records if path.stat().st_size] or [np.empty(0, RECORD)]
     hashes = np.concatenate([one["hash"] for one in found])
-    keep = np.ones(len(hashes), bool) if DUPLICATE in limits.no_filter else first_occurrences(hashes)
+    keep = np.ones(len(hashes), bool) if DUPLICATE in limits.kept else first_occurrences(hashes)
     words = np.concatenate([one["words"] for one in found])
     rows = ([int(chosen.sum()), *words[chosen].sum(0, dtype=np.int64).tolist()] for chosen in (~keep, keep))
     counts = dict(zip((DUPLICATE, "kept"), rows, strict=True))

@@ -7,7 +7,6 @@ task's order; a number is a line of label/SPLIT.label.  input0 has the tokenizer
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -32,7 +31,7 @@ from relpos_fairseq.preparation.glue_tasks import (
     sources_of,
 )
 from relpos_fairseq.preparation.pipeline import Preparation, Report, TextLines
-from relpos_fairseq.preparation.settings import PAIR_EXTRA, SINGLE_EXTRA
+from relpos_fairseq.preparation.settings import PAIR_EXTRA, SINGLE_EXTRA, GlueOptions
 from relpos_fairseq.text.assets import TokenizerText, Vocabulary, tokenizer_files
 from relpos_fairseq.text.dictionary import BOS, EOS, NSPECIAL, UNK, write_dictionary
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
@@ -162,7 +161,7 @@ def shorten(parts: tuple[np.ndarray, ...], max_length: int) -> tuple[np.ndarray,
 class GluePreparation(Preparation):
     """GLUE's and XNLI's files to data-bins for sentence_prediction."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: GlueOptions) -> None:
         super().__init__(args.out)
         self.args = args
         self.tasks = tasks_of(args)
@@ -212,7 +211,7 @@ class GluePreparation(Preparation):
         return found
 
 
-def tasks_of(args: argparse.Namespace) -> list[GlueTask]:
+def tasks_of(args: GlueOptions) -> list[GlueTask]:
     """Return the tasks that are asked for: GLUE's that are whole, where none is named."""
     if args.tasks:
         return chosen_tasks(args.tasks)

@@ -1,6 +1,5 @@
 """Prepare text for language models: obtain it, split it, make its vocabulary, encode every split."""
 
-import argparse
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -23,7 +22,7 @@ from relpos_fairseq.preparation.lm_encoding import (
     train_sentencepiece,
 )
 from relpos_fairseq.preparation.pipeline import Preparation, Report, TextLines
-from relpos_fairseq.preparation.settings import SPLITS, check_lm
+from relpos_fairseq.preparation.settings import SPLITS, LmOptions, check_lm
 from relpos_fairseq.text.dictionary import NSPECIAL, choose_symbols, read_dictionary, write_dictionary
 from relpos_fairseq.text.levels import END, Bytes, Level, LevelText, load_level
 from relpos_fairseq.text.tokenizer import load_sentencepiece
@@ -102,13 +101,12 @@ class LmPreparation(Preparation):
 
     prunes = True
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: LmOptions) -> None:
         super().__init__(args.out)
         self.args = args
-        corpus = CORPORA.get(args.corpus)
-        self.level = args.level or (corpus.level if corpus else "word")
+        corpus = CORPORA.get(args.corpus or "")
+        self.level = check_lm(args)
         self.fractions: list[Fraction] = []
-        check_lm(args, self.level)
         given = {split: getattr(args, split) for split in SPLITS if getattr(args, split)}
         if sum((bool(given), bool(args.text), bool(args.corpus))) != 1:
             raise UserError("give either --train/--valid/--test, or --text, or --corpus")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -29,7 +28,7 @@ from relpos_fairseq.preparation.documents import (
     uniform,
 )
 from relpos_fairseq.preparation.pipeline import Preparation, Report, TextLines
-from relpos_fairseq.preparation.settings import TextFile
+from relpos_fairseq.preparation.settings import MlmSettings, TextFile
 from relpos_fairseq.text import train_tokenizer
 from relpos_fairseq.text.assets import TokenizerText, Vocabulary, tokenizer_files
 from relpos_fairseq.text.dictionary import EOS
@@ -42,7 +41,7 @@ class MlmPreparation(Preparation):
     """Plain text to data-bins for masked_lm.
 
     Args:
-        args: The options, checked by `check_mlm`.
+        settings: What `check_mlm` makes of the options.
 
     Attributes:
         work: The folder of files that are needed on the way only.
@@ -50,9 +49,10 @@ class MlmPreparation(Preparation):
         shards: The data-bins.
     """
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, settings: MlmSettings) -> None:
+        args = settings.options
         super().__init__(args.out)
-        self.args = args
+        self.args, self.reading, self.sources = args, settings.reading, settings.sources
         self.work = args.out / "work"
         self.counts_file = self.work / "counts.json"
         self.text = self.work / "tokenizer.txt"
@@ -71,14 +71,14 @@ class MlmPreparation(Preparation):
     def sentences(self) -> dict[str, int]:
         """Return the number of training sentences of every language."""
         counts, totals = self.counts(), Counter()
-        for source in self.args.sources:
+        for source in self.sources:
             if source.split == "train":
                 totals[source.language] += counts[source.name]["sentences"]
         return dict(totals)
 
     def stages(self) -> list[Stage]:
-        args, sources = self.args, self.args.sources
-        reading = {"reading": vars(args.reading)}
+        args, sources = self.args, self.sources
+        reading = {"reading": vars(self.reading)}
         described = {"sources": [[source.name, source.language] for source in sources]}
         stages = [Stage("count", self.count, [one.path for one in sources], [self.counts_file], reading | described)]
         tokenizer = [self.tokenizer]
@@ -107,7 +107,7 @@ class MlmPreparation(Preparation):
 
     def count(self) -> dict[str, int]:
         """Count every file's documents and sentences."""
-        reading, sources = self.args.reading, self.args.sources
+        reading, sources = self.reading, self.sources
 
         def count_one(source: TextFile) -> Counter:
             counts = Counter()
@@ -133,7 +133,7 @@ class MlmPreparation(Preparation):
         }
         counts = Counter()
         with open_text_out(self.text) as file:
-            for source in self.args.sources:
+            for source in self.sources:
                 if source.split == "train":
                     for line in self._sampled(source, factors[source.language]):
                         counts[source.language] += 1
@@ -144,7 +144,7 @@ class MlmPreparation(Preparation):
 
     def _sampled(self, source: TextFile, factor: float) -> Iterator[str]:
         """Yield a file's sentences, each as often as its own random number decides."""
-        stream = (item for item in read_stream(source.path, self.args.reading) if item)
+        stream = (item for item in read_stream(source.path, self.reading) if item)
         times = np.empty(0, np.int64)
         for number, sentence in enumerate(stream):
             if number % BLOCK == 0:
@@ -168,7 +168,7 @@ class MlmPreparation(Preparation):
     def encode(self, source: TextFile) -> dict[str, int]:
         """Encode one file."""
         vocabulary, prefix = Vocabulary(self.tokenizer), self.work / source.name
-        return encode_file(source.path, prefix, vocabulary, self.args.reading, self.args.workers)
+        return encode_file(source.path, prefix, vocabulary, self.reading, self.args.workers)
 
     def assemble(self, number: int) -> dict[str, int]:
         """Write one data-bin: training text, the tokenizer, in the first one the validation text too."""
@@ -205,7 +205,7 @@ class MlmPreparation(Preparation):
     def _documents(self, split: str, shard: int, counts: Counter) -> Iterator[list[np.ndarray]]:
         """Yield the documents of a split of a shard, each a list of its sentences' ids."""
         factors = repetitions(self.sentences(), self.args.alpha)
-        for source in self.args.sources:
+        for source in self.sources:
             encoded = Encoded(self.work / source.name)
             chosen = self.choose(source, len(encoded.spans), split, shard, factors)
             counts["documents"] += len(chosen)
@@ -231,8 +231,8 @@ class MlmPreparation(Preparation):
     def text_lines(self) -> dict[str, TextLines]:
         """Return the sentences of the first file of every language."""
         text, first = TokenizerText(self.tokenizer), {}
-        for source in self.args.sources:
-            sentences = filter(None, read_stream(source.path, self.args.reading))
+        for source in self.sources:
+            sentences = filter(None, read_stream(source.path, self.reading))
             first.setdefault(source.language, TextLines(text, sentences))
         return first
 
@@ -244,13 +244,13 @@ class MlmPreparation(Preparation):
             for language, count in sorted(sentences.items())
         }
         known, files = self.counts(), []
-        for source in args.sources:
+        for source in self.sources:
             text, made = known[source.name], counts[f"encode-{source.name}"]
             numbers = text.get("documents", 0), text["sentences"], made["tokens"], made.get("unknown", 0)
             files.append((source.split, source.language, source.path.name, *numbers))
         headers = ("split", "language", "file", "documents", "sentences", "tokens", "unknown")
         lines = [table(files, headers)]
-        if len({source.language for source in args.sources}) > 1:
+        if len({source.language for source in self.sources}) > 1:
             rows = [(name, *one.values()) for name, one in languages.items()]
             lines.append(table(rows, ("language", "training sentences", "repetitions")))
         mode = "complete_doc" if args.pack == "none" else "eos"
@@ -261,7 +261,7 @@ class MlmPreparation(Preparation):
         ]
         return [
             Report(
-                {f"{source.name}:{source.path.name}": source.path for source in args.sources},
+                {f"{source.name}:{source.path.name}": source.path for source in self.sources},
                 [*self.shards, *([] if args.tokenizer_folder else [self.tokenizer])],
                 lines,
                 counts,

@@ -19,7 +19,7 @@ from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.io.stages import Stage
 from relpos_fairseq.preparation.corpora import CZENG, TestSet, TrainingCorpus, segments, test_set, training_set
-from relpos_fairseq.preparation.settings import WmtSettings
+from relpos_fairseq.preparation.wmt_settings import DEFAULT_TEST, DEFAULT_VALID, WmtSettings
 
 LINES = 2000  # of a chunk
 BYTES = 1 << 22  # of a chunk, so that long lines make short chunks
@@ -256,22 +256,22 @@ class RawText:
         self.tests: dict[str, TestSet] = {}
         if uses_own_files(settings):
             refuse_choices(settings)
-            self.texts = parallel_files(settings.from_dir, *settings.languages)
+            self.texts = parallel_files(settings.options.from_dir, *settings.languages)
             return
         corpora = training_set(settings.year, *settings.languages)
         known = [corpus.name for corpus in corpora]
-        if settings.czeng and CZENG not in corpora:
+        if settings.options.czeng and CZENG not in corpora:
             raise UserError(f"--czeng: the corpora are {', '.join(known)}: leave it out")
-        for name in settings.without:
+        for name in settings.options.without:
             if name not in known:
                 raise UserError(f"--without {name}: the corpora are {', '.join(known)}")
-        self.corpora = [c for c in corpora if c.name not in settings.without and c is not CZENG]
-        if not self.corpora and (settings.czeng is None or CZENG.name in settings.without):
-            left_out = " ".join(settings.without)
+        self.corpora = [c for c in corpora if c.name not in settings.options.without and c is not CZENG]
+        if not self.corpora and (settings.options.czeng is None or CZENG.name in settings.options.without):
+            left_out = " ".join(settings.options.without)
             raise UserError(f"--without {left_out} leaves no training text: keep a corpus")
         self.tests = {
             f"{split}{index or ''}": test_set(name, *settings.languages)
-            for split, names in (("valid", settings.valid), ("test", settings.tests))
+            for split, names in (("valid", settings.options.valid), ("test", settings.tests))
             for index, name in enumerate(names)
         }
         self.texts = self.expected()
@@ -282,8 +282,8 @@ class RawText:
         return (
             bool(self.corpora)
             and CZENG in training_set(settings.year, *settings.languages)
-            and settings.czeng is None
-            and CZENG.name not in settings.without
+            and settings.options.czeng is None
+            and CZENG.name not in settings.options.without
         )
 
     def expected(self) -> Texts:
@@ -293,8 +293,8 @@ class RawText:
             Text(corpus.name, tuple(self.member(raw, corpus, lang) for lang in settings.languages))
             for corpus in self.corpora
         ]
-        if settings.czeng and CZENG.name not in settings.without:
-            training += czeng(settings.czeng, *settings.languages)
+        if settings.options.czeng and CZENG.name not in settings.options.without:
+            training += czeng(settings.options.czeng, *settings.languages)
         held_out = {
             split: Text(test.name, settings.sides(settings.out / "raw", split)) for split, test in self.tests.items()
         }
@@ -317,16 +317,16 @@ class RawText:
         if not archives:
             return []
         settings = self.settings
-        folder = settings.from_dir or settings.downloads
-        get = partial(fetch, archives, folder, from_dir=settings.from_dir, hashes=hashes)
-        if settings.from_dir:
+        folder = settings.options.from_dir or settings.downloads
+        get = partial(fetch, archives, folder, from_dir=settings.options.from_dir, hashes=hashes)
+        if settings.options.from_dir:
             paths = get()
         else:
             paths = {archive.name: folder / archive.filename for archive in archives}
 
         def download() -> dict:
-            if not settings.from_dir:
-                get(workers=max(4, settings.workers))
+            if not settings.options.from_dir:
+                get(workers=max(4, settings.options.workers))
             return {
                 name: {"file": str(path.relative_to(folder)), "sha256": hashes.of(path)} for name, path in paths.items()
             }
@@ -359,7 +359,7 @@ class RawText:
                 paths.append((exact or named)[0])
             return paths
         except UserError as error:
-            if self.settings.from_dir is not None:
+            if self.settings.options.from_dir is not None:
                 raise
             raise UserError(f"{error} (to download it anew, delete it)") from error
 
@@ -384,20 +384,21 @@ class RawText:
 def refuse_choices(settings: WmtSettings) -> None:
     """Raise an error for options that choose among published sets, where the user's own files are read."""
     for option, chosen in (
-        ("--czeng", settings.czeng is not None),
-        ("--without", bool(settings.without)),
-        ("--valid", settings.valid != WmtSettings.valid),
-        ("--test", settings.tests != WmtSettings.tests),
+        ("--czeng", settings.options.czeng is not None),
+        ("--without", bool(settings.options.without)),
+        ("--valid", settings.options.valid != DEFAULT_VALID),
+        ("--test", settings.tests != DEFAULT_TEST),
     ):
         if chosen:
             raise UserError(
-                f"{option} goes with published sets; {settings.from_dir} has text of your own: leave {option} out"
+                f"{option} goes with published sets; {settings.options.from_dir} has text of your own: "
+                f"leave {option} out"
             )
 
 
 def uses_own_files(settings: WmtSettings) -> bool:
     """Return whether --from-dir names parallel files, and not archives."""
-    folder = settings.from_dir
+    folder = settings.options.from_dir
     if folder is None:
         return False
     if not folder.is_dir():

@@ -1,10 +1,8 @@
 """Prepare questions of SQuAD's format for the task question_answering."""
 
-import argparse
 import json
 import logging
 import sys
-from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from relpos_fairseq.io.files import copy_file, write_text
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.stages import Stage
 from relpos_fairseq.preparation.pipeline import Preparation, Report, TextLines
+from relpos_fairseq.preparation.settings import QaOptions
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
 from relpos_fairseq.text.assets import TokenizerText, tokenizer_files
 from relpos_fairseq.text.dictionary import SPECIAL, UNK
@@ -22,7 +21,7 @@ from relpos_fairseq.text.dictionary import SPECIAL, UNK
 VOCABULARY_SIZE = 8000
 
 
-def check_qa(args: argparse.Namespace) -> None:
+def check_qa(args: QaOptions) -> None:
     """Raise an error for options that contradict each other."""
     if bool(args.tokenizer_folder) == bool(args.train_tokenizer):
         raise UserError("give either --tokenizer-folder FOLDER or --train-tokenizer KIND")
@@ -47,7 +46,7 @@ def check_qa(args: argparse.Namespace) -> None:
         raise UserError(f"--eval: {', '.join(sorted(twice))} would be written twice: rename the files")
 
 
-def tokenizer_names(args: argparse.Namespace) -> list[str]:
+def tokenizer_names(args: QaOptions) -> list[str]:
     """Return the names of the tokenizer's files that will be copied or trained."""
     if args.tokenizer_folder:
         return [path.name for path in tokenizer_files(args.tokenizer_folder)]
@@ -62,7 +61,7 @@ COLUMNS = ("articles", "contexts", "questions", "unanswerable", "bad answers")
 class QaPreparation(Preparation):
     """Questions, their contexts and a tokenizer in one folder."""
 
-    def __init__(self, args: Namespace) -> None:
+    def __init__(self, args: QaOptions) -> None:
         super().__init__(args.out)
         self.args = args
         logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
@@ -164,7 +163,7 @@ def read_articles(paths: Sequence[Path], on_bad_answer: str) -> dict:
     return merged
 
 
-def make_splits(args: Namespace) -> dict[str, dict]:
+def make_splits(args: QaOptions) -> dict[str, dict]:
     """Return every split's content, by its name."""
     train = read_articles(args.train, args.on_bad_answer)
     cut = args.train_articles

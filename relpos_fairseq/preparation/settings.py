@@ -1,195 +1,79 @@
-"""Check the command lines of the preparations: choices, defaults, and options that exclude each other."""
+"""Declare the options of the preparations but `prepare wmt`, and check those that exclude each other."""
 
-from __future__ import annotations
-
-import argparse
+import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from relpos_fairseq.data.squad import BAD_ANSWER
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.text.tokenizer import SENTENCEPIECE, SUBWORD_NMT
-
-# prepare wmt
-
-DEFAULT_YEAR = {"de": "wmt15", "cs": "wmt18", "fr": "wmt14"}
-DEFAULT_TESTS = {"wmt14": ("newstest2014",)}  # of a year, where not newstest2015
-DUPLICATE = "duplicate"
-# The filters by their reasons to drop a pair, in the order they are tried; the first that applies counts the pair.
-FILTERS = {
-    "empty": "a side has no character",
-    "too long": "a side has more words than `--max-words`, or more than 12 characters for each of these",
-    "length ratio": "a side is more than `--max-ratio` times as long as the other, and by more than 3 words",
-    "identical sides": "both sides are the same text, but for capitals",
-    "wrong script": "less than half of a side's letters are of its language (beside Chinese a Latin word is one)",
-    "in a test set": "a side is a sentence of the validation or test sets",
-    DUPLICATE: "both sides are those of an earlier pair",
-}
-NO_FILTER = {reason.replace(" ", "-"): reason for reason in FILTERS}  # by the names on the command line
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits that a pair must keep within."""
-
-    max_words: int = 250  # words of each side
-    max_ratio: float = 3.0  # length of the longer side to that of the shorter
-    min_script: float = 0.5  # the least share of a side's letters that are of its language's scripts
-    max_dropped: float = 0.5  # the largest share of a corpus' pairs that one filter may drop
-    no_filter: tuple[str, ...] = ()  # reasons that are no reason to drop a pair
-
-
-@dataclass(frozen=True)
-class WmtSettings:
-    """The checked options of `relpos prepare wmt`, with the command line's defaults, and the paths of its files.
-
-    A set of text has two files: the source's and the target's.
-    """
-
-    year: str  # wmt14, wmt15 or wmt18; "" for parallel files of the user's own
-    source: str  # the source language, any code of it
-    target: str  # the target language
-    out: Path  # the folder that takes everything
-    from_dir: Path | None = None  # a folder with archives, or with parallel files; None downloads
-    czeng: Path | None = None  # the user's folder of CzEng; None leaves it out
-    without: tuple[str, ...] = ()  # names of corpora to leave out
-    valid: tuple[str, ...] = ("newstest2013",)  # newstests to validate on
-    tests: tuple[str, ...] = ("newstest2015",)  # newstests to test on
-    sample: int | None = None  # training pairs to use; None for all
-    seed: int = 1  # of every random choice
-    tokenizer: str = "moses"  # "moses" or "none"
-    normalization: str = ""  # of NORMALIZATIONS, or "": Moses' and, with sentencepiece, nmt_nfkc
-    bpe: str = SUBWORD_NMT  # "subword-nmt" or "sentencepiece"
-    model_type: str = "unigram"  # "unigram" or "bpe", of sentencepiece
-    vocab_size: int = 32000  # merges of subword-nmt, pieces of sentencepiece
-    learn_lines: int = 100_000  # pairs that subwords are learned on, at most
-    limits: Limits = field(default_factory=Limits)  # of the filter
-    on_bad_line: str = "fail"  # "fail" or "drop"
-    workers: int = 2  # processes
-    shards: int = 1  # number of shards of the training text
-    shard: int | None = None  # the shard to make now; None makes all the rest
-
-    @property
-    def languages(self) -> tuple[str, str]:
-        """Source and target."""
-        return self.source, self.target
-
-    def sides(self, folder: Path, name: str) -> tuple[Path, Path]:
-        """Return the source's and the target's file of a set in a folder."""
-        return folder / f"{name}.{self.source}", folder / f"{name}.{self.target}"
-
-    @property
-    def tokenises(self) -> bool:
-        """Whether words are cut from punctuation before subwords are learned."""
-        return self.tokenizer == "moses"
-
-    @property
-    def downloads(self) -> Path:
-        """The folder of the archives that are downloaded."""
-        return self.out / "downloads"
-
-    @property
-    def pairs(self) -> Path:
-        """The numbers of pairs of every text."""
-        return self.out / "shards" / "pairs.json"
-
-    @property
-    def lengths(self) -> Path:
-        """How the lengths of the training text's sides are counted and compared."""
-        return self.out / "shards" / "lengths.json"
-
-    @property
-    def folded(self) -> Path:
-        """The sentences of validation and test sets, which are not trained on."""
-        return self.out / "text" / "held-out.txt"
-
-    @property
-    def model(self) -> Path:
-        """The subwords that were learned."""
-        return self.out / "units" / ("bpe.codes" if self.bpe == SUBWORD_NMT else "sentencepiece.model")
-
-    @property
-    def learned_on(self) -> Path:
-        """The sample of the training text that subwords are learned on."""
-        return self.out / "units" / "sample.txt"
-
-    def text(self, split: str) -> tuple[Path, Path]:
-        """Return the files of a set before it is cut into subwords."""
-        return self.sides(self.out / "text", split)
-
-    def references(self, split: str) -> tuple[Path, Path]:
-        """Return the unchanged files of a held-out set, which translations are scored on."""
-        return self.sides(self.out / "reference", split)
-
-    def units(self, split: str) -> tuple[Path, Path]:
-        """Return the files of a set in subwords."""
-        return self.sides(self.out / "units", split)
-
-    def shard_folder(self, shard: int) -> Path:
-        """Return the folder of a shard."""
-        return self.out / "shards" / f"{shard}-of-{self.shards}"
-
-    def cleaned(self, shard: int) -> list[Path]:
-        """Return a shard's source lines, target lines and records."""
-        folder = self.shard_folder(shard)
-        return [*self.sides(folder, "clean"), folder / "clean.records"]
-
-    def dropped(self, shard: int) -> Path:
-        """Return the file of examples of the pairs that were dropped from a shard."""
-        return self.shard_folder(shard) / "dropped.json"
-
-    def ready(self, shard: int) -> tuple[Path, Path]:
-        """Return a shard's lines as subwords are learned on them."""
-        return self.sides(self.shard_folder(shard), "tokens" if self.tokenises else "clean")
-
-    def of_shard(self, shard: int) -> list[Path]:
-        """Return all files of a shard but its manifest."""
-        return list(dict.fromkeys([*self.cleaned(shard), self.dropped(shard), *self.ready(shard)]))
-
-    def cleaning(self) -> dict:
-        """Return the options on which the cleaned training text depends."""
-        kept = [reason for reason in FILTERS if reason in self.limits.no_filter and reason != DUPLICATE]
-        limits = asdict(self.limits) | {"no_filter": kept}
-        return {
-            "languages": self.languages,
-            "sample": self.sample,
-            "seed": self.seed if self.sample else None,
-            "tokenizer": self.tokenizer,
-            "limits": {name: value for name, value in limits.items() if name != "max_dropped"},
-            "on_bad_line": self.on_bad_line,
-            "normalization": self.normalization,
-        }
-
-    def merging(self) -> dict:
-        """Return the options on which the joined training text depends."""
-        duplicates = "kept" if DUPLICATE in self.limits.no_filter else "dropped"
-        return {"duplicates": duplicates, "max_dropped": self.limits.max_dropped}
-
-    def learning(self) -> dict:
-        """Return the options on which the subwords depend."""
-        model = {"model_type": self.model_type} if self.bpe == SENTENCEPIECE else {}
-        model["normalization"] = self.normalization
-        chosen = {"vocab_size": self.vocab_size, "learn_lines": self.learn_lines}
-        return {"bpe": self.bpe, "seed": self.seed, **chosen, **model}
-
+from relpos_fairseq.io.options import InFile, InFolder, OutFile, OutFolder, WorkFolder, argument, flag, option, required
+from relpos_fairseq.preparation.corpora import CORPORA
+from relpos_fairseq.preparation.wmt_settings import MODEL_TYPES
+from relpos_fairseq.text import KINDS
 
 # prepare lm
 
 LEVELS = ("word", "sentencepiece", "char", "byte")
 DOCUMENTS = ("none", "blank", "heading")
 SPLITS = ("train", "valid", "test")
-MODEL_TYPES = ("unigram", "bpe")
 
 
-def check_lm(args: argparse.Namespace, level: str) -> None:
-    """Raise an error for options that contradict each other."""
+TEXT = "text (plain, .gz, .bz2 or .xz)"
+
+
+@dataclass(kw_only=True)
+class LmOptions:
+    """The options of `relpos prepare lm`."""
+
+    train: list[InFile] = option([], metavar="FILE", group=TEXT)
+    valid: list[InFile] = option([], metavar="FILE", group=TEXT)
+    test: list[InFile] = option([], metavar="FILE", group=TEXT)
+    text: list[InFile] = option([], "to be split", metavar="FILE", group=TEXT)
+    shares: str | None = option(
+        None, "of train, valid, test in --text", metavar="A,B[,C]", group=TEXT, was=("--split",)
+    )
+    corpus: str | None = option(None, choices=sorted(CORPORA), group=TEXT)
+    downloads: WorkFolder | None = option(None, "default: OUT/downloads", metavar="DIR", group=TEXT)
+    from_dir: InFolder | None = option(None, "has the corpus's archive", metavar="DIR", group=TEXT)
+    yes: bool = flag("download it without asking", group=TEXT)
+    on_bad_line: str = option("fail", choices=("fail", "drop"), group=TEXT)
+    level: str | None = option(None, "default: the corpus's own, else word", choices=LEVELS, group="units")
+    dict: InFile | None = option(None, "use this dict.txt", metavar="FILE", group="units")
+    threshold: int = option(0, "units that occur fewer than N times are unknown", metavar="N", group="units", least=0)
+    words: int | None = option(None, "keep the N most frequent units", metavar="N", group="units", least=1)
+    padding_factor: int = option(1, metavar="N", group="units", least=1)
+    sentencepiece: InFile | None = option(None, "use this model", metavar="FILE", group="units")
+    vocab_size: int = option(16000, metavar="N", group="units", least=1)
+    model_type: str = option("unigram", choices=MODEL_TYPES, group="units")
+    character_coverage: float = option(1.0, metavar="P", group="units", above=0, most=1)
+    byte_fallback: bool = flag("no character is unknown", group="units")
+    learn_lines: int = option(
+        1_000_000, "lines that sentencepiece learns from", metavar="N", group="units", was=("--sample-lines",), least=1
+    )
+    seed: int = option(1, "chooses those lines", group="units")
+    out: OutFolder = required(metavar="DIR", group="result")
+    documents: str = option(
+        "none", "what starts a document: a line after blank ones, a WikiText title", choices=DOCUMENTS, group="result"
+    )
+    shards: int = option(1, metavar="N", group="result", least=1)
+    workers: int = option(2, metavar="N", group="result", least=1)
+    force: bool = flag("make everything again", group="result")
+
+
+def check_lm(args: LmOptions) -> str:
+    """Raise an error for options that contradict each other; return the level."""
+    corpus = CORPORA.get(args.corpus or "")
+    level = args.level or (corpus.level if corpus else "word")
     if level == "byte" and (args.dict or args.words or args.threshold):
         raise UserError("at the level of bytes the dictionary is fixed: leave out --dict, --words, --threshold")
     if args.dict and (args.words or args.threshold):
         raise UserError("--dict is used as it is: leave out --words and --threshold")
     if args.sentencepiece and level != "sentencepiece":
         raise UserError(f"--sentencepiece needs --level sentencepiece, not {level}")
+    return level
 
 
 # prepare mlm
@@ -199,7 +83,7 @@ LEAST_TOKENS = 8  # of a block
 NAMED = re.compile(r"(?P<language>[A-Za-z][\w-]{0,15})=(?P<path>.+)")
 NO_LANGUAGE = "text"
 HOLD_OUT = 0.01
-TOKENIZER_DEFAULTS = {"train_tokenizer": "bpe", "vocab_size": 50_000, "learn_lines": 10_000_000}
+TOKENIZER_DEFAULTS: dict[str, Any] = {"train_tokenizer": "bpe", "vocab_size": 50_000, "learn_lines": 10_000_000}
 
 
 @dataclass(frozen=True)
@@ -234,31 +118,90 @@ class TextFile:
     path: Path
 
 
-def check_mlm(args: argparse.Namespace) -> None:
-    """Raise an error for wrong values of the command line; add its `sources` and `reading`."""
-    _refuse_unused(args)
+@dataclass(kw_only=True)
+class MlmOptions:
+    """The options of `relpos prepare mlm`."""
+
+    out: OutFolder = required("folder to write to")
+    train: list[str] = required("text, or .gz .bz2 .xz", metavar="[LANG=]FILE")
+    valid: list[str] = option([], "validation text", metavar="[LANG=]FILE")
+    hold_out: float | None = option(
+        None, f"without --valid: this share of the documents (default: {HOLD_OUT})", metavar="F"
+    )
+    documents: str = option(
+        "blank",
+        (
+            "what ends a document: an empty line, each line, the file; json: each line is an object with a text, "
+            "as in C4; or what the line that begins one looks like (default: %(default)s)"
+        ),
+        metavar="blank|line|file|json|REGEX",
+    )
+    sentences: str = option(
+        "line", "a line is a sentence, or is split into some (default: %(default)s)", choices=("line", "split")
+    )
+    on_bad_line: str = option("fail", "lines that are not UTF-8", choices=("fail", "drop"))
+    train_tokenizer: str | None = option(None, "train one (default: bpe)", choices=KINDS, was=("--tokenizer",))
+    tokenizer_folder: InFolder | None = option(None, "use this one instead, with its dict.txt")
+    vocab_size: int | None = option(None, "symbols (default: 50000)", least=5)
+    lowercase: bool = flag("wordpiece: BERT's uncased normalisation")
+    character_coverage: float | None = option(None, "sentencepiece's (default: 0.9995)")
+    learn_lines: int | None = option(
+        None,
+        "train it on about so many sentences (default: 10000000)",
+        metavar="N",
+        was=("--tokenizer-sentences",),
+        least=1,
+    )
+    alpha: float = option(
+        0.7, "exponent of the languages' shares; 1 keeps them (default: %(default)s)", least=0, most=1
+    )
+    pack: str = option(
+        "document", "blocks of full sentences of one document, of several, or no blocks", choices=PACKING
+    )
+    tokens_per_sample: int = option(
+        512, "tokens of a block with <s> (default: %(default)s)", metavar="N", least=LEAST_TOKENS
+    )
+    shards: int = option(1, "data-bins, one an epoch (default: %(default)s)", least=1)
+    workers: int = option(os.cpu_count() or 1, "processes (default: %(default)s)", least=1)
+    seed: int = option(1, "of hold-out and sampling (default: %(default)s)", least=0)
+    force: bool = flag("repeat stages that are done")
+
+
+@dataclass(frozen=True)
+class MlmSettings:
+    """What follows from the options of `relpos prepare mlm`."""
+
+    options: MlmOptions  # with a value for each
+    reading: Reading
+    sources: list[TextFile]
+
+
+def check_mlm(given: MlmOptions) -> MlmSettings:
+    """Raise an error for wrong values of the command line; return what follows from right ones."""
+    args = _filled(given)
     _check_values(args)
-    args.reading = Reading(args.documents, args.sentences, args.on_bad_line)
-    args.sources = _sources("train", args.train) + _sources("valid", args.valid)
+    sources = _sources("train", args.train) + _sources("valid", args.valid)
+    return MlmSettings(args, Reading(args.documents, args.sentences, args.on_bad_line), sources)
 
 
-def _refuse_unused(args: argparse.Namespace) -> None:
-    """Raise an error for options that have no effect beside others; fill in the defaults of the rest."""
+def _filled(args: MlmOptions) -> MlmOptions:
+    """Return options with defaults for those that were not given; raise an error for those without effect."""
     if args.valid and args.hold_out is not None:
         raise UserError("--hold-out and --valid: there is validation text: leave one out")
-    for name, value in (TOKENIZER_DEFAULTS | {"hold_out": HOLD_OUT}).items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
-        elif name in TOKENIZER_DEFAULTS and args.tokenizer_folder is not None:
+    defaults = {"hold_out": HOLD_OUT} | TOKENIZER_DEFAULTS
+    given = {name: getattr(args, name) for name in defaults if getattr(args, name) is not None}
+    for name in TOKENIZER_DEFAULTS:
+        if name in given and args.tokenizer_folder is not None:
             raise UserError(
                 f"--{name.replace('_', '-')} belongs to a tokenizer that is trained: "
                 "--tokenizer-folder is taken as it is"
             )
+    return replace(args, **(defaults | given))
 
 
-def _check_values(args: argparse.Namespace) -> None:
+def _check_values(args: MlmOptions) -> None:
     """Raise an error for values out of range, and options of other tokenizers."""
-    if not 0 < args.hold_out < 1:
+    if args.hold_out is None or not 0 < args.hold_out < 1:
         raise UserError(f"--hold-out must be between 0 and 1 where there is no --valid, got {args.hold_out}")
     trained = args.tokenizer_folder is None
     if args.lowercase and not (trained and args.train_tokenizer == "wordpiece"):
@@ -284,7 +227,40 @@ def _sources(split: str, names: Sequence[str]) -> list[TextFile]:
 PAIR_EXTRA, SINGLE_EXTRA = 4, 2  # <s> A </s> </s> B </s>, <s> A </s>
 
 
-def check_glue(args: argparse.Namespace) -> None:
+@dataclass(kw_only=True)
+class GlueOptions:
+    """The options of `relpos prepare glue`."""
+
+    glue: InFolder = argument("folder with a folder for every task")
+    tokenizer_folder: InFolder | None = option(
+        None, "the model's, with its dict.txt, as relpos prepare mlm writes it", was=("--tokenizer",)
+    )
+    out: OutFolder | None = option(None, "folder to write to")
+    text: OutFile | None = option(
+        None,
+        (
+            "instead: write the training sentences as text for relpos prepare mlm, an example a document, a sentence "
+            "a line"
+        ),
+        metavar="FILE",
+    )
+    tasks: str | None = option(None, "separated by commas (default: those of GLUE that are there)")
+    max_length: int = option(
+        512,
+        (
+            "tokens of an example, special ones included; longer ones lose the end of their longer sentence, as "
+            "in BERT; 0: no limit (default: %(default)s)"
+        ),
+        metavar="N",
+    )
+    on_bad_row: str = option(
+        "fail", "rows with columns or labels missing (default: %(default)s)", choices=("fail", "drop")
+    )
+    workers: int = option(os.cpu_count() or 1, "processes (default: %(default)s)", least=1)
+    force: bool = flag("repeat tasks that are done")
+
+
+def check_glue(args: GlueOptions) -> None:
     """Raise an error for a command line with wrong values."""
     least = 2 * PAIR_EXTRA
     if args.max_length and args.max_length < least:
@@ -293,3 +269,27 @@ def check_glue(args: argparse.Namespace) -> None:
         raise UserError("give --tokenizer-folder and --out, or --text")
     if not args.glue.is_dir():
         raise UserError(f"there is no folder {args.glue}: give the one with GLUE's tasks")
+
+
+# prepare qa
+
+
+@dataclass(kw_only=True)
+class QaOptions:
+    """The options of `relpos prepare qa`."""
+
+    train: list[InFile] = required("training files")
+    valid: list[InFile] = option([], "validation files")
+    eval: list[InFile] = option([], "files to evaluate on")
+    out: OutFolder = required("folder to make")
+    train_articles: int | None = option(None, "train on the first N articles, validate on the others", least=1)
+    eval_articles: str = option(
+        "same", "with --train-articles: cut --eval files in the same way, or take them whole", choices=("same", "all")
+    )
+    tokenizer_folder: InFolder | None = option(None, "folder of a tokenizer", was=("--tokenizer",))
+    train_tokenizer: str | None = option(None, "train one on all contexts", choices=KINDS)
+    vocab_size: int | None = option(None, "its size (default 8000)")
+    lowercase: bool = flag("wordpiece: uncased")
+    on_bad_answer: str = option(
+        "drop", "answers that are not at their offset: fail here, or leave them to the task", choices=BAD_ANSWER
+    )

@@ -42,7 +42,7 @@ from relpos_fairseq.preparation.cleaning import (
 from relpos_fairseq.preparation.lengths import Lengths, measure_lengths
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, RawText, apply_to_files
 from relpos_fairseq.preparation.pipeline import Preparation, Report, TextLines
-from relpos_fairseq.preparation.settings import DUPLICATE, SUBWORD_NMT, WmtSettings
+from relpos_fairseq.preparation.wmt_settings import DUPLICATE, SUBWORD_NMT, WmtSettings
 from relpos_fairseq.text.assets import ParallelText
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import read_dictionary
@@ -87,7 +87,7 @@ class WmtPreparation(Preparation):
         self.raw = RawText(settings)
         self.texts = self.raw.texts
         self.splits = ["train", *self.texts.held_out]
-        kept = settings.normalization == IDENTITY
+        kept = settings.options.normalization == IDENTITY
         self.normalisers = (on_one_line, on_one_line) if kept else tuple(map(Normaliser, settings.languages))
 
     def tokenisers(self) -> tuple[FastMoses, ...]:
@@ -120,7 +120,7 @@ class WmtPreparation(Preparation):
 
     def agree(self, yes: bool) -> None:
         """Have the download of what is not here agreed to: by `yes`, or by an answer on a terminal."""
-        if self.settings.from_dir is None:
+        if self.settings.options.from_dir is None:
             agree(self.raw.archives(), self.settings.downloads, yes, self.hashes)
 
     def require_space(self) -> None:
@@ -137,9 +137,9 @@ class WmtPreparation(Preparation):
         made = [path for split in held_out for path in (*self.settings.text(split), *self.settings.references(split))]
         named = {text.name: [path.name for path in text.paths] for text in self.texts.training}
         chosen = {"languages": settings.languages, "tokenizer": settings.tokenizer, "splits": self.texts.names}
-        chosen["normalization"] = settings.normalization
+        chosen["normalization"] = settings.options.normalization
         read = [settings.pairs, *self.texts.paths(list(held_out.values()))]
-        counted = {"texts": named, "languages": settings.languages, "normalization": settings.normalization}
+        counted = {"texts": named, "languages": settings.languages, "normalization": settings.options.normalization}
         return [
             Stage("count", self.run_count, self.texts.paths(), [settings.pairs, settings.lengths], counted),
             Stage("held-out", self.run_held_out, read, [*made, self.settings.folded], chosen),
@@ -190,7 +190,7 @@ class WmtPreparation(Preparation):
         cleaned, ready = self.settings.cleaned(shard), self.settings.ready(shard)
         skipped = {text.name: sorted(text.skipped) for text in self.texts.training if text.skipped}
         parameters = settings.cleaning() | {"shard": [shard, settings.shards], "skipped blocks": skipped}
-        parameters["max_dropped"] = settings.limits.max_dropped
+        parameters["max_dropped"] = settings.options.max_dropped
         read = [*self.texts.paths(self.texts.training), settings.pairs, settings.lengths, settings.folded]
         made = [*cleaned, settings.dropped(shard)]
         stages = [Stage("clean", lambda: self.run_clean(shard), read, made, parameters, home=home)]
@@ -204,15 +204,15 @@ class WmtPreparation(Preparation):
         """Normalize and filter a shard."""
         settings, pairs = self.settings, self.pairs()
         held_out = set(read_lines(settings.folded))
-        filter = Filter(*settings.languages, settings.limits, held_out, self.lengths())
+        filter = Filter(*settings.languages, settings.options, held_out, self.lengths())
         return clean_shard(
             [(text, pairs[text.name]) for text in self.texts.training],
-            Cleaner(self.normalisers, filter, settings.on_bad_line),
+            Cleaner(self.normalisers, filter, settings.options.on_bad_line),
             settings.cleaned(shard),
             settings.dropped(shard),
-            workers=settings.workers,
-            sample=settings.sample,
-            seed=settings.seed,
+            workers=settings.options.workers,
+            sample=settings.options.sample,
+            seed=settings.options.seed,
             shard=(shard, settings.shards),
         )
 
@@ -222,7 +222,7 @@ class WmtPreparation(Preparation):
 
     def apply(self, functions: tuple, files: tuple[Path, Path], outputs: tuple[Path, Path], name: str) -> dict:
         """Apply a function to each side; return the numbers of pairs and of each language's words."""
-        counts = apply_to_files(functions, files, outputs, self.settings.workers, name)
+        counts = apply_to_files(functions, files, outputs, self.settings.options.workers, name)
         return dict(zip(("pairs", *self.settings.languages), counts, strict=True))
 
     # Shards that were made apart
@@ -291,15 +291,15 @@ class WmtPreparation(Preparation):
         text = [path for split in self.splits for path in settings.text(split)]
         units = [path for split in self.splits for path in settings.units(split)]
         data, languages = self.out / "data-bin", {"languages": settings.languages}
-        sampled = {"pairs": settings.learn_lines, "seed": settings.seed}
+        sampled = {"pairs": settings.options.learn_lines, "seed": settings.options.seed}
         joined = [*(path for part in parts for path in part), *records]
         train, model, sample = [*settings.text("train")], [settings.model], [settings.learned_on]
-        merge = partial(drop_duplicates, parts, records, settings.text("train"), settings.limits)
+        merge = partial(drop_duplicates, parts, records, settings.text("train"), settings.options)
         return [
             Stage("merge", merge, joined, train, settings.merging()),
             Stage("sample", self.run_sample, train, sample, sampled),
             Stage("learn", self.run_learn, sample, model, settings.learning()),
-            Stage("apply", self.run_apply, [*model, *text], units, {"bpe": settings.bpe}),
+            Stage("apply", self.run_apply, [*model, *text], units, {"bpe": settings.options.bpe}),
             Stage("binarise", lambda: self.run_binarise(data), units, [data], languages | {"version": 2}),
         ]
 
@@ -318,29 +318,29 @@ class WmtPreparation(Preparation):
             way = f"{switch(most)} keeps such pairs" if most in total else "mend the lines"
             raise UserError(f"no training pair is left after filtering ({reasons}): {way}")
         files, sample = settings.text("train"), settings.learned_on
-        return {"pairs": write_sample(files, pairs, settings.learn_lines, settings.seed, sample)}
+        return {"pairs": write_sample(files, pairs, settings.options.learn_lines, settings.options.seed, sample)}
 
     def run_learn(self) -> dict:
         """Learn the subwords."""
         settings = self.settings
-        if settings.bpe == SUBWORD_NMT:
-            learn_subword_nmt(settings.learned_on, settings.vocab_size, settings.model)
+        if settings.options.bpe == SUBWORD_NMT:
+            learn_subword_nmt(settings.learned_on, settings.options.vocab_size, settings.model)
         else:
-            chosen = settings.vocab_size, settings.model_type, settings.model, settings.normalization
+            chosen = settings.options.vocab_size, settings.model_type, settings.model, settings.options.normalization
             learn_sentencepiece(settings.learned_on, *chosen)
         return {}
 
     def run_apply(self) -> dict:
         """Cut all text into subwords."""
         settings = self.settings
-        subwords = load_subwords(settings.bpe, settings.model)
+        subwords = load_subwords(settings.options.bpe, settings.model)
         cut = (lambda line: " ".join(subwords(line)),) * 2
         return {one: self.apply(cut, settings.text(one), settings.units(one), "apply") for one in self.splits}
 
     def run_binarise(self, binary: Path) -> dict:
         """Write fairseq's files; count the dictionary's entries and the unknown subwords."""
         units = {split: self.settings.units(split) for split in self.splits}
-        return binarise_pairs(units, self.settings.languages, binary, self.settings.workers)
+        return binarise_pairs(units, self.settings.languages, binary, self.settings.options.workers)
 
     # Reports
 
@@ -382,7 +382,7 @@ class WmtPreparation(Preparation):
     def text_lines(self) -> dict[str, TextLines]:
         """Return the unchanged lines of the validation set, by their files' names."""
         settings = self.settings
-        how = settings.tokenizer, settings.bpe, settings.model, settings.normalization
+        how = settings.tokenizer, settings.options.bpe, settings.model, settings.options.normalization
         known = set(read_dictionary(self.out / "data-bin" / DICTIONARY))
         return {
             path.name: TextLines(ParallelText(language, *how), read_lines(path), known)
@@ -414,9 +414,10 @@ class WmtPreparation(Preparation):
             parts.append(table(examples, ["dropped, such as", "corpus", "line", source, target], written=True))
         heads = [head for one in settings.languages for head in (f"{one} units", "unknown")]
         parts.append(table(rows, ["in units", "from", "pairs", *heads]))
-        kind = f"{settings.bpe} {settings.model_type}" if settings.bpe == "sentencepiece" else settings.bpe
+        bpe = settings.options.bpe
+        kind = f"{bpe} {settings.model_type}" if bpe == "sentencepiece" else bpe
         parts.append(
-            f"units: {kind}, {settings.vocab_size:,} asked for; "
+            f"units: {kind}, {settings.options.vocab_size:,} asked for; "
             f"joined dictionary: {counts['binarise']['dictionary']:,} entries"
         )
         return parts
@@ -480,7 +481,7 @@ def describe_sources(raw: RawText) -> tuple[str, int]:
             size = path.stat().st_size
             text += size * (PACKED if path.suffix in COMPRESSED[1:] else 1)
             rows.append([path.name, describe_size(size), "", str(path), ""])
-    downloads = 0 if raw.settings.from_dir else sum(archive.size or 0 for archive in archives)
+    downloads = 0 if raw.settings.options.from_dir else sum(archive.size or 0 for archive in archives)
     return table(rows, ["source", "size", "checked by", "from", "licence"]), downloads + text * (COPIES + 1)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from helpers import FULL
 from helpers.rounding import Rounded
 from helpers.scheme_calls import as_leaves
 from relpos_fairseq.attention import AttentionInputs, attend, blocked, native, sdpa, triton
+from relpos_fairseq.attention.error_budget import VANISHES, error_budget, sizes
 from relpos_fairseq.positions import Positions, index_of_tokens
 
 # Every scheme and hybrid that attention sees, and one whose gates and scalars have one table each.
@@ -31,15 +33,8 @@ SCHEMES.append("m2+rel_scalar")
 FAMILIAR = LIKE_OTHERS | {"log_cpb"} | {name for name in SCHEMES if "+" in name} - {"m3+rel_scalar+shaw"}
 UNCLIPPED = ("shaw", "m2", "m4", "rel_scalar")
 LENGTH, HEADS, DIM, CLIP = 150, 2, 16, 5
-# Times the reference's error, of the whole tensor (root mean square) and of its worst element; a
-# second order of summing the same rounded numbers stays inside.
-FACTORS = {"typical": 3.0, "worst": 4.0}
 # Times the floor of `rounding.py`, which takes each sum as a long one; its draws.
 FLOORS, DRAWS = 1.5, 3
-# Fused kernels multiply half-precision numbers: products with tables, probabilities and gradients
-# of logits are rounded on their way, where eager attention rounds its result alone.
-ROUNDINGS = {"triton": 3}
-VANISHES = 1e-10  # a gradient that is 0 but for fp64's rounding
 
 
 @dataclass(frozen=True)
@@ -119,11 +114,6 @@ def exact_results(leaves: dict, low: AttentionInputs) -> dict[str, Tensor]:
     return results(exact, leaves, "reference")
 
 
-def sizes(error: Tensor) -> dict[str, float]:
-    """Of a tensor of errors: its root mean square, and its worst."""
-    return {"typical": float(error.square().mean().sqrt()), "worst": float(error.abs().max())}
-
-
 def floors(low: AttentionInputs, exact: dict[str, Tensor]) -> dict[str, dict[str, float]]:
     """What each result may err in fp32 on any processor, by name."""
     drawn: dict[str, list[Tensor]] = {name: [] for name in exact}
@@ -134,7 +124,8 @@ def floors(low: AttentionInputs, exact: dict[str, Tensor]) -> dict[str, dict[str
             rounded = results(wide, leaves, "reference")
         for name, right in exact.items():
             drawn[name].append(rounded[name] - right)
-    return {name: sizes(torch.stack(errors)) for name, errors in drawn.items()}
+    every = {name: sizes(torch.stack(errors)) for name, errors in drawn.items()}
+    return {name: {kind: FLOORS * size for kind, size in found.items()} for name, found in every.items()}
 
 
 def over_budget(scheme: str, shape: Shape, dtype: torch.dtype, backends: list[str]) -> list[str]:
@@ -145,15 +136,14 @@ def over_budget(scheme: str, shape: Shape, dtype: torch.dtype, backends: list[st
     """
     low, leaves = as_leaves(make_call(scheme, shape), dtype)
     exact, eager = exact_results(leaves, low), results(low, leaves, "reference")
-    epsilon, times = torch.finfo(dtype).eps, ROUNDINGS if dtype != torch.float32 else {}
     floor: dict[str, dict[str, float]] = {}
     over = []
     for backend in backends:
-        found, rounding = results(low, leaves, backend), epsilon * times.get(backend, 1)
-        lines = list(overruns(found, eager, exact, rounding, floor))
+        found = results(low, leaves, backend)
+        lines = overruns(found, eager, exact, backend, dtype, floor)
         if lines and not floor and dtype == torch.float32:
             floor = floors(low, exact)
-            lines = list(overruns(found, eager, exact, rounding, floor))
+            lines = overruns(found, eager, exact, backend, dtype, floor)
         over += [f"{backend}: {line}" for line in lines]
     return over
 
@@ -162,23 +152,14 @@ def overruns(
     got: dict[str, Tensor],
     eager: dict[str, Tensor],
     exact: dict[str, Tensor],
-    rounding: float,
+    backend: str,
+    dtype: torch.dtype,
     floor: dict[str, dict[str, float]],
-) -> Iterator[str]:
-    """Yield every result over its budget, in words; an empty `floor` is none."""
-    size = {name: sizes(right) for name, right in exact.items()}
-    for name, right in exact.items():
-        found, allowed = (sizes(part[name].double() - right) for part in (got, eager))
-        if size[name]["worst"] < VANISHES:  # softmax does not see it: what cancels has q's size
-            size[name] = size["q"]
-        for kind, factor in FACTORS.items():
-            least = FLOORS * floor[name][kind] if floor else 0.0
-            budget = max(factor * allowed[kind], least) + rounding * size[name][kind]
-            if not found[kind] <= budget:
-                yield (
-                    f"{name}: {kind} error {found[kind]:.2e} exceeds {budget:.2e} (reference "
-                    f"{allowed[kind]:.2e}, floor {least:.2e}, size {size[name][kind]:.2e})"
-                )
+) -> list[str]:
+    """Every result over its budget, in words; an empty `floor` is none."""
+    place = "fused" if backend == "triton" and dtype != torch.float32 else "tested"
+    compared = error_budget(got, eager, exact, place, torch.finfo(dtype).eps, exact["q"], floor)
+    return [f"{one} (floor {floor.get(one.name, {}).get(one.kind, 0):.2e})" for one in compared if one.exceeds]
 
 
 def number_of(scheme: str) -> int:
@@ -235,18 +216,27 @@ def test_budgets_are_not_vacuous(scheme: str) -> None:
     low, leaves = as_leaves(make_call(scheme, SHAPES["memory"]), torch.float32)
     exact, eager = exact_results(leaves, low), results(low, leaves, "reference")
     floor, epsilon = floors(low, exact), torch.finfo(torch.float32).eps
+    over = partial(overruns, eager=eager, exact=exact, backend="native", dtype=torch.float32, floor=floor)
     generator = torch.Generator().manual_seed(1)
     for name, right in exact.items():
         if float(right.abs().max()) < VANISHES:
             continue
         own = sizes(eager[name].double() - right)["typical"]
-        assert 0.25 * own <= floor[name]["typical"] <= 30 * own, name
+        least = floor[name]["typical"] / FLOORS
+        assert 0.25 * own <= least <= 30 * own, name
         error = torch.randn(right.shape, generator=generator, dtype=right.dtype).sign()
-        error *= 4 * max(own, floor[name]["typical"]) + 2 * epsilon * sizes(right)["typical"]
+        error *= 4 * max(own, least) + 2 * epsilon * sizes(right)["typical"]
         wrong = dict(exact) | {name: right + error}
-        assert any(line.startswith(f"{name}: ") for line in overruns(wrong, eager, exact, epsilon, floor))
+        assert any(line.startswith(f"{name}: ") for line in over(wrong))
     off = results(replace(low, scale=low.scale * (1 + 300 * epsilon)), leaves, "reference")
-    assert list(overruns(off, eager, exact, epsilon, floor)), "a scale that is off by 4e-5"
+    assert over(off), "a scale that is off by 4e-5"
+
+
+def test_nothing_but_a_number_is_within_a_budget() -> None:
+    exact = {"q": torch.ones(3, dtype=torch.float64)}
+    (typical, worst) = error_budget({"q": exact["q"] * torch.nan}, exact, exact, "tested", 1.0)
+    assert typical.exceeds and worst.exceeds
+    assert not any(one.exceeds for one in error_budget(exact, exact, exact, "tested", 0.0))
 
 
 def test_sums_over_many_keys() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from relpos_fairseq.cli import command
 from relpos_fairseq.cli.main import load
+from relpos_fairseq.io.options import argument, flag, option, required
 
 
 @pytest.fixture
@@ -33,15 +34,15 @@ def declared(monkeypatch):
             "file": str | None,
             "needed": int,
         }
-        files = command.argument("what is read", metavar="FILE")
-        count = command.option(3, "how many (%(default)s)")
-        share = command.option(None, group="how")
-        names = command.option([], group="how")
-        lengths = command.option(None, type=command.numbers)
-        quick = command.flag("at once")
-        text = command.option("", exclusive=1)
-        file = command.option(None, exclusive=1)
-        needed = command.required()
+        files = argument("what is read", metavar="FILE")
+        count = option(3, "how many (%(default)s)")
+        share = option(None, group="how")
+        names = option([], group="how")
+        lengths = option(None, type=command.numbers)
+        quick = flag("at once")
+        text = option("", exclusive=1)
+        file = option(None, exclusive=1)
+        needed = required()
 
     return Try
 

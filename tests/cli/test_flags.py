@@ -8,8 +8,9 @@ from collections import defaultdict
 
 import pytest
 
-from relpos_fairseq.cli.command import Role, parse, parser_of, reading_of, roles_of, spelling
+from relpos_fairseq.cli.command import parse, parser_of, reading_of, roles_of, spelling
 from relpos_fairseq.cli.main import COMMANDS, load
+from relpos_fairseq.io.options import Role
 
 # What a path is called, by what is done with it; a command whose option means one of these calls it so.
 PATHS = {

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import ENCODERS
+from cases import ENCODERS, taking
 from helpers.conversion import POSITIONS, config, converted, difference, random_state
 from helpers.lm_models import randomized, small_lm, small_xl, stream
 from relpos_fairseq.conversion import Conversion, NotExactError, convert, layouts
@@ -17,6 +17,7 @@ from relpos_fairseq.conversion.report import ConversionReport, Probe, outputs_of
 from relpos_fairseq.conversion.reshaping import resize
 from relpos_fairseq.conversion.source import plan_of
 from relpos_fairseq.models.building import build_roberta
+from relpos_fairseq.options import SHARE
 from relpos_fairseq.relations import Bucketed, Clipped, Folded
 from relpos_fairseq.scheme import PositionMismatchError, remap_distances
 from relpos_fairseq.schemes import scheme_class, scheme_names
@@ -160,9 +161,7 @@ def test_a_larger_clip_does_not_become_a_smaller():
     torch.testing.assert_close(table[:, 1:-1], before[:, 5:-5])
 
 
-SHARED = (
-    "shaw m1 m2 m3 m4 m4m t5 rel_scalar transformer_xl deberta tupe abs_scalar alibi_learned kerple log_cpb".split()
-)
+SHARED = [name for name in taking(SHARE) if name in ENCODERS]
 
 
 @pytest.mark.parametrize(

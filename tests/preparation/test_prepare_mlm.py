@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +33,7 @@ DOCUMENTS = {"aa": 40, "bb": 10}
 
 def checked(arguments):
     """The settings of a command line."""
-    args = parsed("prepare mlm", arguments)
-    check_mlm(args)
-    return args
+    return check_mlm(parsed("prepare mlm", arguments))
 
 
 def write_text(folder: Path) -> dict[str, Path]:
@@ -169,9 +168,10 @@ def test_shards_share_the_documents(tmp_path, text, prepared):
 
 def test_copies_of_a_document_lie_in_different_shards(tmp_path):
     (tmp_path / "text").write_text("a\n")
-    args = checked(["--out", str(tmp_path), "--train", str(tmp_path / "text"), "--shards", "2"])
-    chosen = [mlm.MlmPreparation(args).choose(args.sources[0], 50, "train", shard, {"text": 2.0}) for shard in range(2)]
-    held_out = mlm.MlmPreparation(args).choose(args.sources[0], 50, "valid", 0, {"text": 2.0})
+    given = checked(["--out", str(tmp_path), "--train", str(tmp_path / "text"), "--shards", "2"])
+    choose = partial(mlm.MlmPreparation(given).choose, given.sources[0], 50)
+    chosen = [choose("train", shard, {"text": 2.0}) for shard in range(2)]
+    held_out = choose("valid", 0, {"text": 2.0})
     assert [sorted(set(some)) for some in chosen] == [[n for n in range(50) if n not in held_out]] * 2
     assert all(len(set(some)) == len(some) for some in chosen)
 

@@ -21,7 +21,7 @@ from relpos_fairseq.preparation import wmt as stages
 from relpos_fairseq.preparation.cleaning import REASONS, Cleaner, Filter
 from relpos_fairseq.preparation.lengths import CHARACTERS, WORDS, Lengths, measure_lengths
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, Chunk, Text
-from relpos_fairseq.preparation.settings import DUPLICATE, FILTERS, NO_FILTER, Limits
+from relpos_fairseq.preparation.wmt_settings import DUPLICATE, FILTERS, NO_FILTER, Limits
 from relpos_fairseq.text.languages import find_language
 
 # The same twelve words.
@@ -197,7 +197,7 @@ any_line = st.lists(st.sampled_from(BITS), max_size=4).map(
 
 
 def english_german(no_filter: tuple[str, ...], tuned: Lengths | None = None) -> Filter:
-    limits = Limits(max_words=20, no_filter=no_filter)
+    limits = Limits(max_words=20, no_filter=[name for name, reason in NO_FILTER.items() if reason in no_filter])
     return Filter("en", "de", limits, {"held out", "12"}, tuned)
 
 
@@ -249,7 +249,7 @@ def test_identical_sides_and_repetitions_can_be_kept(tmp_path, capsys, quick):
 
 
 def test_a_line_that_was_read_in_part_is_never_kept():
-    off = Filter("en", "de", Limits(no_filter=("too long", "length ratio", "wrong script")))
+    off = Filter("en", "de", Limits(no_filter=["too-long", "length-ratio", "wrong-script"]))
     clean = Cleaner((str, str), off, "fail")
     for character in ("x", "é", "中", "😀"):
         cut = (character.encode() * LONGEST_SIDE)[: LONGEST_SIDE + 1]

@@ -229,7 +229,7 @@ def test_filter(source, target, reason):
 def test_filter_knows_scripts():
     assert Filter("en", "ru", Limits())("some words", "какой то") is None
     assert Filter("en", "ru", Limits())("some words", "latin words") == "wrong script"
-    chinese = Filter("en", "zh", Limits(no_filter=("length ratio",)))
+    chinese = Filter("en", "zh", Limits(no_filter=["length-ratio"]))
     assert chinese("What is the NASUWT?", "NASUWT\u662f\u4ec0\u4e48\uff1f") is None  # a name, and three letters
     assert chinese("What is the NASUWT?", "what is NASUWT \u662f\uff1f") == "wrong script"
     assert Filter("en", "ja", Limits())("some words", "何か") is None

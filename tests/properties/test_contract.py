@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import relpos_fairseq
+from cases import LIKE_OTHERS, kinds_of
 from helpers import ROOT
 from relpos_fairseq import scheme_table
 from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
@@ -298,6 +299,13 @@ def test_segment_numbers_are_checked() -> None:
     tokens = torch.full((1, 3), 5)
     with pytest.raises(ValueError, match=r"segments must be in 0\.\.1, got 2"):
         made.positions(tokens, 1, 2, segments=torch.tensor([[0, 1, 2]]))
+
+
+@pytest.mark.parametrize("scheme", sorted(LIKE_OTHERS))
+def test_what_is_like_others_has_their_kinds_of_terms(scheme: str) -> None:
+    """A scheme that is left out of slow tests has no kind of term that is then in none of them."""
+    others = set().union(*(kinds_of(name) for name in scheme_names() if name not in LIKE_OTHERS))
+    assert kinds_of(scheme) and not kinds_of(scheme) - others
 
 
 def test_schemes_and_attention_need_no_fairseq() -> None:

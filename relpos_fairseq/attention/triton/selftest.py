@@ -2,9 +2,8 @@
 
     python -m relpos_fairseq.attention.triton.selftest < signature     # `selftest_cache` runs it
 
-A call of a given signature is tested at lengths around the edges of tiles and at the call's own length, under the error
-budget of `tests/attention/test_error_budget.py`: a few times the error of eager attention in the same precision, plus
-the rounding of a result.  The formula gets the kernels' dropout mask, which follows from a published generator.  Each
+A call of a given signature is tested at lengths around the edges of tiles and at the call's own length, under a budget
+of `error_budget.py`.  The formula gets the kernels' dropout mask, which follows from a published generator.  Each
 length runs twice and must give the same bits.
 """
 
@@ -19,6 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from relpos_fairseq.attention.error_budget import error_budget
 from relpos_fairseq.attention.inputs import AttentionInputs, probabilities
 from relpos_fairseq.attention.reference import logits
 from relpos_fairseq.attention.relative_shift import ShiftedProducts
@@ -30,13 +30,9 @@ from relpos_fairseq.terms import Decay, PositionTerms, Reset
 LENGTHS = (1, 63, 64, 65, 127, 192)
 ROWS = 256  # queries that the formula is evaluated for at a time
 SEED = 9
-# How many times eager attention's error, and how many roundings of a result, a tensor may err: its root mean square
-# (typical) and its maximum (worst).  Kernels round products, probabilities and gradients on their way.
-BUDGET = {"typical": (3.0, 4.0), "worst": (4.0, 8.0)}
 FULL_PRECISION_FACTOR = 4  # of fp32, which is summed in parts; its roundings are small beside any fault
 TF32 = 2.0**-10
 Attend = Callable[[AttentionInputs], Tensor]
-VANISHES = 1e-10  # below: a gradient of 0, and fp64's rounding
 
 
 class RandomCall:
@@ -186,21 +182,9 @@ def _at_length(signature: CallSignature, length: tuple[int, int, int], batch: in
     epsilon = torch.finfo(signature.dtype).eps
     if signature.dtype in (torch.float32, torch.float64):
         epsilon = TF32 if signature.tf32 else epsilon * FULL_PRECISION_FACTOR
-    for name, got, of_eager, right in zip(("output", *names), by_kernel[0], eager, exact, strict=True):
-        size = _sizes(right)
-        if size["worst"] < VANISHES:  # softmax does not depend on it: large numbers have cancelled
-            size = _sizes(upstream.double())
-        found, allowed = (_sizes(part.double() - right) for part in (got, of_eager))
-        for kind, (times, roundings) in BUDGET.items():
-            most = times * allowed[kind] + roundings * epsilon * size[kind]
-            if not found[kind] <= most:  # NaN is not
-                yield f"{name}: {kind} error {found[kind]:.1e} exceeds {most:.1e}"
-                break
-
-
-def _sizes(error: Tensor) -> dict[str, float]:
-    """Return the root mean square and the maximum of the absolute values."""
-    return {"typical": float(error.square().mean().sqrt()), "worst": float(error.abs().max())}
+    got, of_eager, right = (dict(zip(("output", *names), part, strict=True)) for part in (by_kernel[0], eager, exact))
+    compared = error_budget(got, of_eager, right, "on a device", epsilon, cancelled=upstream)
+    yield from (str(one) for one in compared if one.exceeds)
 
 
 def _moved(

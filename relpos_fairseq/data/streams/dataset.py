@@ -21,10 +21,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from fairseq.data import ConcatDataset, Dictionary, FairseqDataset, data_utils
-from fairseq.data.indexed_dataset import MMapIndexedDataset, data_file_path, index_file_path
+from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.data.iterators import EpochBatchIterator
 from torch import Tensor
 
+from relpos_fairseq.io.indexed import read_indexed
 from relpos_fairseq.io.reading import reading
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier
 
@@ -273,8 +274,7 @@ def read_stream(path: Path, dictionary: Dictionary, impl: str | None, combine: b
 
 def _tokens_of(dataset: FairseqDataset, path: str) -> np.ndarray:
     if isinstance(dataset, MMapIndexedDataset):  # it unmaps its file when deleted, so map the file again
-        dtype = MMapIndexedDataset.Index(index_file_path(path)).dtype
-        return np.memmap(data_file_path(path), dtype=dtype, mode="r")
+        return read_indexed(path).ids
     return np.concatenate([dataset[line].numpy() for line in range(len(dataset))])
 
 
