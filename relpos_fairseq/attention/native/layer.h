@@ -117,8 +117,8 @@ static void linear_panel(const Linear *linear, int64_t p, const real *x, int64_t
     int64_t columns = min_of(NR, linear->outputs - p * NR), count;
     for (int64_t i = 0; i < rows; i += count) {
         LinearBlock *const *block = blocks_for(rows - i, &count);
-        const real *beside = kind == WITH_RESIDUAL ? residual + i * out_row + p * NR : NULL;
-        real *to = out + i * out_row + p * NR;
+        const real *beside = kind == WITH_RESIDUAL ? residual + i * out_row : NULL;
+        real *to = out + i * out_row;
         if (columns == NR) {
             block[kind](linear->inputs, x + i * x_row, x_row, panel, bias, beside, to, out_row);
             continue;
@@ -132,8 +132,8 @@ static void linear_panel(const Linear *linear, int64_t p, const real *x, int64_t
     }
 }
 
-/* out (rows, out) = what `kind` says of x (rows, in), for the panels first .. last.  Each panel is read once for as many
- * rows as stay in a cache. */
+/* out (rows, columns of these panels) = what `kind` says of x (rows, inputs), for the panels first .. last.  Each panel
+ * is read once for as many rows as stay in a cache. */
 static void linear_rows(const Linear *linear, int64_t first, int64_t last, const real *x, int64_t x_row, int64_t rows,
                         const real *residual, real *out, int64_t out_row, int kind)
 {
@@ -141,7 +141,8 @@ static void linear_rows(const Linear *linear, int64_t first, int64_t last, const
     for (int64_t i = 0; i < rows; i += together)
         for (int64_t p = first; p < last; p++)
             linear_panel(linear, p, x + i * x_row, x_row, min_of(together, rows - i),
-                         residual ? residual + i * out_row : NULL, out + i * out_row, out_row, kind);
+                         residual ? residual + i * out_row + (p - first) * NR : NULL,
+                         out + i * out_row + (p - first) * NR, out_row, kind);
 }
 
 INLINE int64_t panels_of(const Linear *linear) { return (linear->outputs + NR - 1) / NR; }
