@@ -10,6 +10,7 @@ CPU is evaluated by the kernel in C, where it is compiled.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,6 +59,18 @@ def regroup(order: Tensor, beams: int, sources: int) -> tuple[Tensor | None, int
     kept = by_source[:, 0]
     still = len(kept) == sources and torch.equal(kept, torch.arange(sources, device=kept.device))
     return (None if still else kept), beams
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The kernel's arguments for a step of `batch` rows, and what must outlive its calls; a copy of it is None."""
+
+    batch: int
+    call: StepCall | None
+    kept: list | None
+
+    def __reduce__(self) -> tuple:  # addresses are not copied
+        return type(None), ()
 
 
 class CrossAttention(MultiheadAttention):
@@ -146,10 +159,13 @@ class CrossAttention(MultiheadAttention):
         """
         self._source(key, padding, state, batch)
         cache = self._get_input_buffer(state)
-        if cache.get("call") is None or cache["call"][0] != batch:
+        if cache.get("call") is None or cache["call"].batch != batch:
             step = self._step(cache["prev_key"].new_empty(batch, self.num_heads, 1, self.head_dim), state)
-            cache["call"] = batch, *(native.step.arguments(step) if native.serves_step(step) else (None, None))
-        return cache["call"][1]
+            cache["call"] = Prepared(
+                batch, *(native.step.arguments(step) if native.serves_step(step) else (None, None))
+            )
+        call: StepCall | None = cache["call"].call
+        return call
 
     def _step(self, q: Tensor, state: dict) -> AttentionInputs:
         """Return the inputs of a step for queries (B, H, 1, D), from which `beams` successive rows read a source."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.attention.native import layer as kernel
 from relpos_fairseq.attention.native.step import StepCall
-from relpos_fairseq.nn.packed import PackedLinear
+from relpos_fairseq.nn.packed import for_kernel, is_plain
 
 CHANGES = ("attn_ln", "c_attn", "ffn_layernorm", "w_resid")  # options of fairseq's layers that the kernel has not
 LINEAR = {"attention_out": "self_attn.out_proj", "inner": "fc1", "outer": "fc2"}
@@ -28,14 +28,14 @@ class LayerRest:
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
-        self._form: tuple[list, kernel.LayerCall] | None = None
+        self._form: tuple[list, kernel.LayerCall | None] | None = None
 
     @staticmethod
     def serves(layer: Any) -> bool:
         """Return whether the kernel computes what a layer does."""
         linear, norms = _parts(layer)
         return (
-            all(type(part) is PackedLinear for part in linear.values())
+            all(for_kernel(part) is not None for part in linear.values())
             and all(map(_is_affine, norms.values()))
             and all(getattr(layer, name) is None for name in CHANGES)
             and layer.activation_fn in (torch.relu, nn.functional.relu)
@@ -45,42 +45,38 @@ class LayerRest:
     def __reduce__(self) -> tuple:  # addresses are not copied
         return type(self), (self.layer,)
 
-    def applies_to(self, x: Tensor) -> bool:
-        """Return whether x (1, B, E) is a step's input that the kernel can take now."""
+    def form_for(self, x: Tensor) -> kernel.LayerCall | None:
+        """Return what the kernel needs of the layer for a step's input x (1, B, E), or None: it cannot take that now."""
         layer = self.layer
-        dropouts = (layer.dropout_module, layer.activation_dropout_module)
-        return (
-            len(x) == 1
-            and not layer.training
-            and layer.fc1.product.applies_to(x)
-            and kernel.packs(layer.fc1.weight)
-            and not any(module.apply_during_inference for module in dropouts)
-        )
+        drops = layer.dropout_module.apply_during_inference or layer.activation_dropout_module.apply_during_inference
+        return self._current() if len(x) == 1 and is_plain(x) and not (layer.training or drops) else None
 
-    def __call__(self, x: Tensor, attended: Tensor, cross: StepCall | None) -> Tensor:
+    def __call__(self, form: kernel.LayerCall, x: Tensor, attended: Tensor, cross: StepCall | None) -> Tensor:
         """Return the layer's output (1, B, E).
 
         Args:
+            form: what `form_for` returned.
             x: (1, B, E) the layer's input.
             attended: (B, E) what self-attention's heads found.
             cross: what `CrossAttention.step_call` returns; None: there is no source.
         """
-        return kernel.layer(self._current(), x.reshape(attended.shape), attended, cross).view(x.shape)
+        return kernel.layer(form, x.reshape(attended.shape), attended, cross).view(x.shape)
 
     @cached_property
     def _parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return _parts(self.layer)
 
-    def _current(self) -> kernel.LayerCall:
-        """Return the kernel's arguments for the weights as they are now."""
+    def _current(self) -> kernel.LayerCall | None:
+        """Return the kernel's arguments for the weights as they are now; None: it does not read them."""
         linear, norms = self._parts
-        packed = {name: part.product.packed for name, part in linear.items()}
+        packed = {name: for_kernel(part) for name, part in linear.items()}
         parts = [part for norm in norms.values() for part in (norm.weight.data_ptr(), norm.bias.data_ptr())]
         state = [*packed.values(), *parts]
         if self._form is None or self._form[0] != state:
-            args: dict[str, Any] = {name: one.packed.arg for name, one in packed.items()}
+            args: dict[str, Any] = {name: one.arg for name, one in packed.items() if one is not None}
             args |= {name: kernel.norm_arg(norm) for name, norm in norms.items()}
-            self._form = state, kernel.LayerCall(normalize_before=self.layer.normalize_before, **args)
+            form = kernel.LayerCall(normalize_before=self.layer.normalize_before, **args)
+            self._form = state, None if None in packed.values() else form
         return self._form[1]
 
 

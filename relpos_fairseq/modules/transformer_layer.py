@@ -146,8 +146,8 @@ class _DecoderLayer(TransformerDecoderLayerBase):
         **more: Any,
     ) -> tuple[Tensor, Tensor | None, None]:
         """Run fairseq's decoder layer on x (T, B, E); a step of decoding by the kernel in C, where it serves."""
-        weighs, state = need_attn or need_head_weights, incremental_state
-        if state is not None and not weighs and self.rest is not None and self.rest.applies_to(x):
+        weighs, state, form = need_attn or need_head_weights, incremental_state, None
+        if state is not None and not weighs and self.rest is not None and (form := self.rest.form_for(x)) is not None:
             cross, has_source = None, encoder_out is not None and self.encoder_attn is not None
             if has_source:
                 cross = self.encoder_attn.step_call(encoder_out, encoder_padding_mask, state, x.size(1))
@@ -155,7 +155,7 @@ class _DecoderLayer(TransformerDecoderLayerBase):
                 query = self.self_attn_layer_norm(x) if self.normalize_before else x
                 context, padding = more["self_attn_mask"], more.get("self_attn_padding_mask")
                 heads = self.self_attn.heads(query, context, padding, self.self_attn.cache(state))[0]
-                return self.rest(x, heads, cross), None, None
+                return self.rest(form, x, heads, cross), None, None
         found: tuple[Tensor, Tensor | None, None] = super().forward(
             x,
             encoder_out,

@@ -3,7 +3,7 @@
 `pack` and `quantize` replace the `nn.Linear` layers of a model. A packed layer has the parameters that it had, under
 their names, and computes as before where gradients are enabled; weights that change are packed anew. A layer in int8
 or bf16 has no parameters: in int8 its weight has one scale a channel, and its input is quantized as it comes, with one
-scale a call.
+scale a row (where torch multiplies, a call).
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class PackedProduct:
     def applies_to(self, rows: Tensor) -> bool:
         """Return True if rows can be multiplied so: on a CPU, in fp32 like the weights, without gradients."""
         weight: Any = self.layers[0]._parameters["weight"]  # an attribute of a module is found more slowly
-        plain = rows.dtype is weight.dtype is torch.float32 and rows.is_cpu and weight.is_cpu
-        return plain and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and not is_captured()
+        return weight.dtype is torch.float32 and weight.is_cpu and is_plain(rows)
 
     def __call__(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Return every layer's output of rows (..., E)."""
@@ -60,6 +59,12 @@ class PackedProduct:
             weight, bias = side_by_side(self.layers)
             self._packed = state, (ByKernel if kernel.packs(weight) else ByOneDNN)(weight, bias)
         return self._packed[1]
+
+
+def is_plain(rows: Tensor) -> bool:
+    """Return whether rows are on a CPU, in fp32, and nothing but their values matters: no gradient, no graph."""
+    known = rows.dtype is torch.float32 and rows.is_cpu
+    return known and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu") and not is_captured()
 
 
 class ByKernel:
@@ -159,6 +164,40 @@ class QuantizedLinear(ReducedLinear):
         return None if any(one in known for one in ENGINES) else "this build of torch multiplies no integers"
 
     def take(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.packed = (IntegersByKernel if kernel.packs_integers(weight) else IntegersByTorch)(weight, bias)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.packed.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.packed.bias
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the output of rows (..., E), in their type."""
+        return self.packed.product(rows.float()).to(rows.dtype)
+
+
+class IntegersByKernel:
+    """A weight (out, in) and a bias (out,) or None for the kernel in C, which quantizes the input row by row."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.packed, self.bias = kernel.pack_integers(weight, bias), bias
+
+    @property
+    def weight(self) -> Tensor:
+        return self.packed.weight
+
+    def product(self, rows: Tensor) -> Tensor:
+        """Return the output of rows (..., E)."""
+        return kernel.linear(rows.detach(), self.packed)
+
+
+class IntegersByTorch:
+    """A weight (out, in) and a bias (out,) or None for torch, which quantizes the input with one scale."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         known = torch.backends.quantized.supported_engines
         torch.backends.quantized.engine = next(one for one in ENGINES if one in known)
         scales = weight.abs().amax(1).clamp(min=1e-12) / 127
@@ -178,10 +217,9 @@ class QuantizedLinear(ReducedLinear):
     def bias(self) -> Tensor | None:
         return torch.ops.quantized.linear_unpack(self.packed)[1]
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """Return the output of rows (..., E), in their type."""
-        found = torch.ops.quantized.linear_dynamic(rows.float().contiguous(), self.packed, self.narrow)
-        return found.to(rows.dtype)
+    def product(self, rows: Tensor) -> Tensor:
+        """Return the output of rows (..., E)."""
+        return torch.ops.quantized.linear_dynamic(rows.contiguous(), self.packed, self.narrow)
 
 
 class BFloat16Linear(ReducedLinear):
@@ -221,6 +259,16 @@ class BFloat16Linear(ReducedLinear):
 
 
 KINDS: dict[str, type[ReducedLinear]] = {one.kind: one for one in (QuantizedLinear, BFloat16Linear)}
+
+
+def for_kernel(layer: nn.Module) -> kernel.Packed | None:
+    """Return a linear layer's weights as the kernel in C reads them, as they are now; None: it does not read them."""
+    found: Any = None
+    if type(layer) is PackedLinear:
+        found = layer.product.packed
+    elif type(layer) is QuantizedLinear:
+        found = layer.packed
+    return found.packed if isinstance(found, ByKernel | IntegersByKernel) else None
 
 
 def can_pack() -> bool:

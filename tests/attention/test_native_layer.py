@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from helpers.models import batch, small_model
 from relpos_fairseq.attention.native import build, layer
 from relpos_fairseq.attention.native.candidates import candidates
-from relpos_fairseq.modules.layer_rest import CHANGES, LayerRest
+from relpos_fairseq.modules.layer_rest import CHANGES
 from relpos_fairseq.nn.packed import pack, quantize
 
 pytestmark = pytest.mark.skipif(build.problem() is not None, reason="no C compiler")
@@ -136,12 +136,38 @@ def test_what_the_kernel_has_not_is_fairseqs(option):
     torch.testing.assert_close(steps(model), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_layer_in_int8_has_no_rest_of_before():
-    model = small_model()
+def test_a_layer_in_int8_has_a_rest_of_its_own():
+    """As its parts one by one; no weights of before."""
+    model = small_model(decoder_position_scheme="m4")
     pack(model)
-    assert all(isinstance(one, LayerRest) for one in joined(model))
+    before = joined(model)
     quantize(model, "int8")
-    assert joined(model) == [None] * len(model.decoder.layers)
+    assert not any(one is other for one, other in zip(joined(model), before, strict=True))
+    found = steps(model)
+    for one in model.decoder.layers:
+        one.rest = None
+    torch.testing.assert_close(found, steps(model), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not layer.packs_integers(torch.zeros(1, 1)), reason="no instructions for integers")
+@settings(deadline=None)
+@given(layers(), st.booleans(), st.sampled_from([0.0, 1e-41, 1e-30, 1.0, 1e20]))
+def test_a_linear_layer_in_integers(given, is_positive, size):
+    """Off by half a level of each input and half a step of the zero, and no more: rows are alone."""
+    x, weight, bias = given
+    x = (x.abs() if is_positive else x) * size
+    packed = layer.pack_integers(weight, bias)
+    found = layer.linear(x, packed)
+    torch.testing.assert_close(packed.weight, weight, rtol=0, atol=float(weight.abs().max()) / 250)
+    expected = F.linear(x.double(), packed.weight.double(), None if bias is None else bias.double())
+    level = (x.amax(1).clamp(min=0) - x.amin(1).clamp(max=0)) / 125  # with 7 bits
+    most = level[:, None] * packed.weight.abs().sum(1) * 0.51 + 1e-5 * (expected.abs() + 1)
+    assert bool(((found - expected).abs() <= most).all())
+    if len(x):
+        torch.testing.assert_close(layer.linear(x[-1:], packed), found[-1:], rtol=1e-6, atol=1e-6)
+        x = x.clone()
+        x[0, -1] = math.nan
+        assert bool(layer.linear(x, packed)[0].isnan().all())
 
 
 def test_weights_and_norms_that_change_are_read_anew():

@@ -210,10 +210,13 @@ def test_layers_trained_with_noise_are_reduced_too():
     assert not any(type(part) is nn.Linear for part in model.modules())
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("scheme", ["none", "m4", "alibi", "tupe", "rope"])
-def test_a_search_is_copied(scheme):
+def test_a_search_is_copied(scheme, is_packed):
     """The state between two steps, by deepcopy and by pickle."""
     model = translation(scheme)
+    if is_packed:
+        pack(model)
     tokens = torch.randint(4, ROWS, (3, 6), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         encoded = model.encoder(tokens)

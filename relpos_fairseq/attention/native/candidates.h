@@ -16,7 +16,8 @@
 /* The arguments (native/candidates.py). */
 typedef struct {
     const real *x;      /* (rows, vocabulary) logits; or (rows, inputs) what `linear` forms them of */
-    Linear linear;      /* without inputs: x is the logits */
+    Linear linear;
+    int64_t is_formed;  /* 0: x is the logits */
     int64_t rows, row_stride, vocabulary;
     int64_t first, best; /* how many first units a row of the result has, and how many of the best others */
     int64_t threads;
@@ -121,10 +122,10 @@ static void candidates_of_rows(const CandidatesCall *call, int64_t first, int64_
         read[i] = (RowRead){0, -(real)INFINITY, 0};
     for (int64_t from = 0; from < call->vocabulary; from += CHUNK) {
         int64_t to = min_of(from + CHUNK, call->vocabulary);
-        if (linear->inputs)
+        if (call->is_formed)
             linear_rows(linear, from / NR, (to + NR - 1) / NR, x, call->row_stride, rows, NULL, logits, CHUNK, SUM);
         for (int64_t i = 0; i < rows; i++)
-            read_chunk(call, first + i, read + i, linear->inputs ? logits + i * CHUNK : x + i * call->row_stride + from,
+            read_chunk(call, first + i, read + i, call->is_formed ? logits + i * CHUNK : x + i * call->row_stride + from,
                        from, to);
     }
     for (int64_t i = 0; i < rows; i++)

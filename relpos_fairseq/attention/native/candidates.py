@@ -20,7 +20,7 @@ class CandidatesCall(ctypes.Structure):
     _fields_ = [
         ("x", _pointer),
         ("linear", LinearArg),
-        *((name, _integer) for name in ("rows", "row_stride", "vocabulary", "first", "best", "threads")),
+        *((name, _integer) for name in ("is_formed", "rows", "row_stride", "vocabulary", "first", "best", "threads")),
         ("temperature", ctypes.c_double),
         ("log_probs", _pointer),
         ("units", _pointer),
@@ -49,7 +49,7 @@ def candidates(
         ValueError: the vocabulary has fewer units, or none of the others is asked for.
         MemoryError: there is none for some rows' logits.
     """
-    rows, vocabulary = len(x), x.size(1) if projection is None else projection.arg.outputs
+    rows, vocabulary = len(x), x.size(1) if projection is None else projection.outputs
     if first < 0 or best < 1 or first + best > vocabulary:
         raise ValueError(f"{first} first and {best} best candidates of a vocabulary of {vocabulary} units")
     log_probs = x.new_empty(rows, first + best)
@@ -67,7 +67,7 @@ def candidates(
         units=units.data_ptr(),
     )
     if projection is not None:
-        call.linear = projection.arg
+        call.linear, call.is_formed = projection.arg, 1
     if build.entry(x.dtype, "relpos_candidates", ctypes.c_int, CandidatesCall, ctypes.sizeof(CandidatesCall))(call):
         raise MemoryError(f"a search has no memory for the logits of {rows} hypotheses")
     return log_probs, units

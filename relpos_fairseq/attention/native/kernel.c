@@ -201,6 +201,16 @@ int64_t relpos_candidates_size(void) { return sizeof(CandidatesCall); }
 /* How many columns a panel has, in which a linear layer's weight is packed. */
 int64_t relpos_panel(void) { return NR; }
 
+/* How many inputs a linear layer in integers may have; 0: this machine has no instructions for them. */
+int64_t relpos_most_integers(void)
+{
+#ifdef LEVELS
+    return MOST_INPUTS;
+#else
+    return 0;
+#endif
+}
+
 /* Evaluate a linear layer (layer.h): write `out`.  Threads take rows, or panels where there are few rows. */
 void relpos_linear(const LinearCall *call)
 {

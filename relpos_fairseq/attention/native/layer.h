@@ -6,17 +6,28 @@
  *              x = norm(x + relu(x W_inner^T) W_outer^T)
  *
  * with biases; or each norm before its branch.  Rows depend on no others: each thread takes some through all of it.
+ *
+ * A weight may be in integers of 8 bits with a scale an output.  Then x is quantized row by row, to as many levels as
+ * the instructions multiply without a loss, and products are summed in 32 bits.
  */
 #ifndef RELPOS_LAYER_H
 #define RELPOS_LAYER_H
+
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 #include "step.h"
 
 /* ------------------------------------------------------------------------------------ Arguments (native/layer.py) */
 
-/* A linear layer: its weight in panels of NR of its rows, padded with 0, and then its bias. */
+/* A linear layer: its weight in panels of NR of its rows, padded with 0. */
 typedef struct {
-    const real *packed; /* (ceil(outputs / NR), inputs, NR), (ceil(outputs / NR) NR,) */
+    const real *weight;      /* (ceil(outputs / NR), inputs, NR); NULL: `integers` is the weight */
+    const int8_t *integers;  /* (ceil(outputs / NR), ceil(inputs / 4), NR, 4) */
+    const real *scales;      /* (ceil(outputs / NR) NR,) of the integers */
+    const real *sums;        /* (ceil(outputs / NR) NR,) of each output's integers */
+    const real *bias;        /* (ceil(outputs / NR) NR,) */
     int64_t inputs, outputs;
 } Linear;
 
@@ -133,13 +144,146 @@ static void linear_panel(int64_t k, const real *x, int64_t x_row, int64_t rows, 
     }
 }
 
+/* ------------------------------------------------------------------------------------------- Weights in integers */
+
+#ifndef RELPOS_DOUBLE
+#if defined(__AVX512VNNI__)
+#define LEVELS 255 /* of x, from its least number (or 0) to its largest (or 0) */
+#define INTEGER_ROWS 12
+#define DOT4(sums, x, weights) _mm512_dpbusd_epi32(sums, x, weights)
+#define EACH_FOUR(x) _mm512_set1_epi32(x)
+typedef __m512i bytes;
+#elif defined(__AVX512BW__)
+#define LEVELS 127 /* pairs of products are summed in 16 bits */
+#define INTEGER_ROWS 8
+#define DOT4(sums, x, weights) \
+    _mm512_add_epi32(sums, _mm512_madd_epi16(_mm512_maddubs_epi16(x, weights), _mm512_set1_epi16(1)))
+#define EACH_FOUR(x) _mm512_set1_epi32(x)
+typedef __m512i bytes;
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+#define LEVELS 127
+#define INTEGER_ROWS 4
+#define DOT4(sums, x, weights) \
+    _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(x, weights), _mm256_set1_epi16(1)))
+#define EACH_FOUR(x) _mm256_set1_epi32(x)
+typedef __m256i bytes;
+#endif
+#endif
+
+#ifdef LEVELS
+#define MOST_INPUTS 16384   /* whose sums fit 32 bits, and whose quantized rows a stack */
+#define QUANTIZED_ROWS 24   /* a multiple of INTEGER_ROWS */
+
+typedef int32_t whole __attribute__((vector_size(VECTOR_BYTES), may_alias));
+
+/* to (k,) = x / scale + zero, in LEVELS + 1 levels; k is a multiple of 4.  Return the scale, NaN where x has NaN. */
+static real quantize(const real *x, uint8_t *to, int64_t inputs, int64_t k, real *zero)
+{
+    vec low = {0}, high = {0}, odd = {0};
+    int64_t c = 0;
+    for (; c < inputs; c += VL) {
+        vec here = c + VL <= inputs ? *(const vec *)(x + c) : rest_of(x + c, inputs - c, 0);
+        low = larger(-here, low);
+        high = larger(here, high);
+        odd += here - here; /* NaN of NaN and of inf */
+    }
+    real least = largest_lane(low), scale = (least + largest_lane(high)) / (LEVELS - 1); /* both ends are rounded */
+    real inverse = scale > (real)1e-36 ? 1 / scale : 0; /* else it is infinite */
+    *zero = (real)(int)(least * inverse + (real)0.5);
+    for (c = 0; c < inputs; c++)
+        to[c] = (uint8_t)(x[c] * inverse + (*zero + (real)0.5));
+    memset(to + inputs, 0, k - inputs);
+    return scale + sum_of_lanes(odd);
+}
+
+/* out (rows, NR) = one panel's columns, of rows in integers with their scales and zeros. */
+INLINE void integer_block(int64_t quads, int rows, const uint8_t *x, int64_t x_row, const int8_t *panel,
+                          const real *row_scales, const real *zeros, const Linear *linear, int64_t column,
+                          const real *residual, real *out, int64_t out_row, int kind)
+{
+    bytes sums[INTEGER_ROWS][2];
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++)
+        sums[i][0] = sums[i][1] = EACH_FOUR(0);
+    for (int64_t p = 0; p < quads; p++) {
+        const bytes *right = (const bytes *)(panel + p * NR * 4);
+#pragma GCC unroll 12
+        for (int i = 0; i < rows; i++) {
+            int32_t four;
+            memcpy(&four, x + i * x_row + 4 * p, 4);
+            bytes left = EACH_FOUR(four);
+            sums[i][0] = DOT4(sums[i][0], left, right[0]);
+            sums[i][1] = DOT4(sums[i][1], left, right[1]);
+        }
+    }
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < 2; v++) {
+            int64_t at = column + v * VL;
+            vec found = __builtin_convertvector((whole)sums[i][v], vec) - zeros[i] * *(const vec *)(linear->sums + at);
+            found = found * (row_scales[i] * *(const vec *)(linear->scales + at)) + *(const vec *)(linear->bias + at);
+            if (kind & WITH_RESIDUAL)
+                found += *(const vec *)(residual + i * out_row + v * VL);
+            if (kind & POSITIVE)
+                found = where(found < (vec){0}, (vec){0}, found);
+            *(vec *)(out + i * out_row + v * VL) = found;
+        }
+}
+
+/* The columns of a panel for up to INTEGER_ROWS rows. */
+static NOINLINE void integer_panel(int64_t quads, int rows, const uint8_t *x, int64_t x_row, const int8_t *panel,
+                                   const real *row_scales, const real *zeros, const Linear *linear, int64_t column,
+                                   const real *residual, real *out, int64_t out_row, int kind)
+{
+    if (rows == INTEGER_ROWS)
+        integer_block(quads, INTEGER_ROWS, x, x_row, panel, row_scales, zeros, linear, column, residual, out, out_row,
+                      kind);
+    else
+        for (int i = 0; i < rows; i++)
+            integer_block(quads, 1, x + i * x_row, x_row, panel, row_scales + i, zeros + i, linear, column,
+                          residual ? residual + i * out_row : NULL, out + i * out_row, out_row, kind);
+}
+
+/* As linear_rows, of a layer in integers. */
+static void integer_rows(const Linear *linear, int64_t first, int64_t last, const real *x, int64_t x_row, int64_t rows,
+                         const real *residual, real *out, int64_t out_row, int kind)
+{
+    int64_t k = round_up(linear->inputs, 4);
+    uint8_t quantized[QUANTIZED_ROWS * k];
+    real scales[QUANTIZED_ROWS], zeros[QUANTIZED_ROWS];
+    for (int64_t i = 0; i < rows; i += QUANTIZED_ROWS) {
+        int64_t here = min_of(QUANTIZED_ROWS, rows - i);
+        for (int64_t r = 0; r < here; r++)
+            scales[r] = quantize(x + (i + r) * x_row, quantized + r * k, linear->inputs, k, zeros + r);
+        for (int64_t p = first; p < last; p++)
+            for (int64_t r = 0; r < here; r += INTEGER_ROWS) {
+                int64_t offset = (i + r) * out_row + (p - first) * NR, columns = min_of(NR, linear->outputs - p * NR);
+                int count = (int)min_of(INTEGER_ROWS, here - r);
+                real tile[INTEGER_ROWS * 2 * VECTOR_BYTES / sizeof(real)], given[sizeof tile / sizeof(real)] = {0};
+                int whole_panel = columns == NR;
+                for (int64_t j = 0; residual && !whole_panel && j < count; j++)
+                    memcpy(given + j * NR, residual + offset + j * out_row, columns * sizeof(real));
+                integer_panel(k / 4, count, quantized + r * k, k, linear->integers + p * k * NR, scales + r, zeros + r,
+                              linear, p * NR, !residual ? NULL : whole_panel ? residual + offset : given,
+                              whole_panel ? out + offset : tile, whole_panel ? out_row : NR, kind);
+                for (int64_t j = 0; !whole_panel && j < count; j++)
+                    memcpy(out + offset + j * out_row, tile + j * NR, columns * sizeof(real));
+            }
+    }
+}
+#endif
+
 /* out (rows, columns of these panels) = what `kind` says of x (rows, inputs), for the panels first .. last.  Rows and
  * inputs are taken as many at a time as stay in a cache: what came of the inputs before is a residual. */
 static void linear_rows(const Linear *linear, int64_t first, int64_t last, const real *x, int64_t x_row, int64_t rows,
                         const real *residual, real *out, int64_t out_row, int kind)
 {
     static const real none[2 * VECTOR_BYTES / sizeof(real)];
-    const real *biases = linear->packed + round_up(linear->outputs, NR) * linear->inputs;
+#ifdef LEVELS
+    if (linear->integers) {
+        integer_rows(linear, first, last, x, x_row, rows, residual, out, out_row, kind);
+        return;
+    }
+#endif
     for (int64_t i = 0; i < rows; i += CACHED_ROWS)
         for (int64_t from = 0; from < linear->inputs; from += CACHED_INPUTS) {
             int64_t to = min_of(from + CACHED_INPUTS, linear->inputs), here = min_of(CACHED_ROWS, rows - i);
@@ -148,7 +292,7 @@ static void linear_rows(const Linear *linear, int64_t first, int64_t last, const
                 real *of_panel = out + i * out_row + (p - first) * NR;
                 const real *beside = from ? of_panel : residual ? residual + i * out_row + (p - first) * NR : NULL;
                 linear_panel(to - from, x + i * x_row + from, x_row, here,
-                             linear->packed + p * linear->inputs * NR + from * NR, from ? none : biases + p * NR,
+                             linear->weight + p * linear->inputs * NR + from * NR, from ? none : linear->bias + p * NR,
                              beside, of_panel, out_row, min_of(NR, linear->outputs - p * NR), kind_here);
             }
         }

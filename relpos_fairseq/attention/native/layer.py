@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -20,7 +20,10 @@ _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 class LinearArg(ctypes.Structure):
     """layer.h's struct Linear, field by field."""
 
-    _fields_ = [("packed", _pointer), ("inputs", _integer), ("outputs", _integer)]
+    _fields_ = [
+        *((name, _pointer) for name in ("weight", "integers", "scales", "sums", "bias")),
+        *((name, _integer) for name in ("inputs", "outputs")),
+    ]
 
 
 class NormArg(ctypes.Structure):
@@ -50,16 +53,46 @@ class LayerCall(ctypes.Structure):
     ]
 
 
-class Packed(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Packed:
     """A weight and a bias as the kernel reads them.
 
     Args:
-        memory: the weight's panels, and the bias behind them.
-        arg: where they lie.
+        panels: (P, in, columns) in fp32, or (P, ceil(in / 4), columns, 4) in int8.
+        bias: (P columns,) of 0 where there is none.
+        inputs: in.
+        outputs: out; the last panel has more columns.
+        scales: (P columns,) of weights in int8.
+        sums: (P columns,) of each output's integers.
+
+    Attributes:
+        arg: where these lie.
     """
 
-    memory: Tensor
-    arg: LinearArg
+    panels: Tensor
+    bias: Tensor
+    inputs: int
+    outputs: int
+    scales: Tensor | None = None
+    sums: Tensor | None = None
+    arg: LinearArg = field(init=False)
+
+    def __post_init__(self) -> None:
+        of_panels = "weight" if self.scales is None else "integers"
+        places = {of_panels: self.panels, "bias": self.bias, "scales": self.scales, "sums": self.sums}
+        addresses = {name: part.data_ptr() for name, part in places.items() if part is not None}
+        object.__setattr__(self, "arg", LinearArg(inputs=self.inputs, outputs=self.outputs, **addresses))
+
+    def __reduce__(self) -> tuple:  # a copy lies elsewhere
+        return type(self), (self.panels, self.bias, self.inputs, self.outputs, self.scales, self.sums)
+
+    @property
+    def weight(self) -> Tensor:
+        """(out, in) what the kernel multiplies with, in fp32."""
+        if self.scales is None:
+            return self.panels.mT.flatten(0, 1)[: self.outputs]
+        rows = self.panels.transpose(1, 2).flatten(2).flatten(0, 1)
+        return (rows * self.scales[:, None])[: self.outputs, : self.inputs]
 
 
 def packs(weight: Tensor) -> bool:
@@ -67,21 +100,46 @@ def packs(weight: Tensor) -> bool:
     return weight.is_cpu and weight.dtype is torch.float32 and build.problem(weight.dtype) is None
 
 
+def packs_integers(weight: Tensor) -> bool:
+    """Return whether the kernel on this machine multiplies by a weight (out, in) in int8."""
+    return packs(weight) and weight.size(1) <= _told("relpos_most_integers")
+
+
 def pack(weight: Tensor, bias: Tensor | None) -> Packed:
     """Return a weight (out, in) and a bias (out,) or None as the kernel reads them."""
-    (outputs, inputs), columns = weight.shape, _columns(weight.dtype)
-    more = -outputs % columns
-    panels = F.pad(weight.detach(), (0, 0, 0, more)).unflatten(0, (-1, columns)).mT
-    padded = weight.new_zeros(outputs + more) if bias is None else F.pad(bias.detach(), (0, more))
-    memory = torch.cat([panels.flatten(), padded])
-    return Packed(memory, LinearArg(memory.data_ptr(), inputs, outputs))
+    outputs, inputs = weight.shape
+    panels = _panels(weight.detach()).mT.contiguous()
+    return Packed(panels, _padded(weight, bias), inputs, outputs)
+
+
+def pack_integers(weight: Tensor, bias: Tensor | None) -> Packed:
+    """Return a weight (out, in) in int8 with a scale an output, and a bias (out,) or None, as the kernel reads them."""
+    outputs, inputs = weight.shape
+    scales = weight.detach().abs().amax(1).clamp(min=1e-12) / 127
+    integers = (weight.detach() / scales[:, None]).round().to(torch.int8)
+    panels = _panels(F.pad(integers, (0, -inputs % 4))).unflatten(2, (-1, 4)).transpose(1, 2).contiguous()
+    sums = integers.sum(1, dtype=torch.int32).to(weight.dtype)
+    return Packed(panels, _padded(weight, bias), inputs, outputs, _padded(weight, scales), _padded(weight, sums))
+
+
+def _panels(weight: Tensor) -> Tensor:
+    """Return a weight (out, in) as (P, columns, in), with further rows of 0."""
+    columns = _told("relpos_panel")
+    return F.pad(weight, (0, 0, 0, -len(weight) % columns)).unflatten(0, (-1, columns))
+
+
+def _padded(weight: Tensor, numbers: Tensor | None) -> Tensor:
+    """Return numbers (out,) of a weight's outputs, or 0 for None, with 0 for the further columns of the last panel."""
+    numbers = weight.new_zeros(len(weight)) if numbers is None else numbers.detach()
+    return F.pad(numbers, (0, -len(numbers) % _told("relpos_panel")))
 
 
 @functools.cache
-def _columns(dtype: torch.dtype) -> int:
-    count = build.library(dtype).relpos_panel
-    count.restype = ctypes.c_int64
-    return int(count())
+def _told(name: str) -> int:
+    """Return what a function of the library for fp32 says of this machine."""
+    function = getattr(build.library(torch.float32), name)
+    function.restype = ctypes.c_int64
+    return int(function())
 
 
 def linear(x: Tensor, packed: Packed) -> Tensor:
@@ -89,7 +147,7 @@ def linear(x: Tensor, packed: Packed) -> Tensor:
     rows = x.reshape(-1, x.size(-1))
     if rows.stride(1) != 1:
         rows = rows.contiguous()
-    count, (outputs, inputs) = len(rows), (packed.arg.outputs, packed.arg.inputs)
+    count, outputs, inputs = len(rows), packed.outputs, packed.inputs
     out = rows.new_empty(count, outputs)
     call = LinearCall(
         linear=packed.arg,

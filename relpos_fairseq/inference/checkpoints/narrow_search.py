@@ -19,9 +19,9 @@ from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from torch import Tensor
 
 from relpos_fairseq.attention.native.candidates import candidates, serves
-from relpos_fairseq.attention.native.layer import Packed, packs
+from relpos_fairseq.attention.native.layer import Packed
 from relpos_fairseq.models.decoder import RelPosDecoder
-from relpos_fairseq.nn.packed import PackedLinear
+from relpos_fairseq.nn.packed import for_kernel
 
 NO_LAYER = -1  # whose attention over the source is kept
 MOST_NAMED = 16  # units up to the last that a search names: more of them would be as wide as a vocabulary
@@ -68,10 +68,8 @@ def _is_served(ensemble: EnsembleModel) -> bool:
 def _projection_of(decoder: RelPosDecoder) -> Packed | None:
     """Return the packed layer whose outputs are a decoder's scores, where the kernel computes what the layer does."""
     layer = decoder.output_projection
-    plain = type(decoder).output_layer is TransformerDecoderBase.output_layer and type(layer) is PackedLinear
-    if not plain or layer._forward_hooks or not layer.product.applies_to(layer.weight) or not packs(layer.weight):
-        return None
-    return layer.product.packed.packed
+    is_fairseqs = type(decoder).output_layer is TransformerDecoderBase.output_layer
+    return for_kernel(layer) if is_fairseqs and not layer._forward_hooks else None
 
 
 class ColumnSearch(BeamSearch):
@@ -121,7 +119,7 @@ class ColumnModel(EnsembleModel):
         """Return log-probabilities (rows, columns), and attention (rows, S) or None, as fairseq does."""
         encoder_out, decoder = encoder_outs[0] if encoder_outs else None, self.single_model.decoder
         asked = {} if self.weighs else {"alignment_layer": NO_LAYER}
-        projection = _projection_of(decoder)
+        projection = None if torch.is_grad_enabled() else _projection_of(decoder)
         x, extra = decoder(
             tokens,
             encoder_out=encoder_out,
