@@ -215,20 +215,22 @@ class Evaluated(NamedTuple):
 
     Args:
         prepared: what each member's `prepare` returned.
-        terms: the terms of all members, concatenated.
-        members: the same terms, one tuple for each member.
+        by_member: the terms of each member.
     """
 
     prepared: tuple[Any, ...]
-    terms: tuple[PositionTerms, ...]
-    members: tuple[tuple[PositionTerms, ...], ...]
+    by_member: tuple[tuple[PositionTerms, ...], ...]
+
+    @property
+    def terms(self) -> tuple[PositionTerms, ...]:
+        """The terms of all members."""
+        return sum(self.by_member, ())
 
     def at(self, positions: Positions) -> Evaluated:
         """Return a copy in which position_factors (tables) are replaced by their rows at `positions`."""
         if all(term.position_factors is None for term in self.terms):
             return self
-        members = tuple(tuple(term.at(positions) for term in terms) for terms in self.members)
-        return Evaluated(self.prepared, sum(members, ()), members)
+        return self._replace(by_member=tuple(tuple(term.at(positions) for term in own) for own in self.by_member))
 
 
 class SchemeStack(nn.ModuleList):
@@ -252,23 +254,18 @@ class SchemeStack(nn.ModuleList):
         """Sum what the members add to the input: (B|1, T, E), or None if no member adds anything."""
         return _sum(scheme.embed(positions) for scheme in self)
 
+    def evaluate(self, positions: Positions) -> Evaluated:
+        """Return the members' terms for some positions, and what they prepared for them."""
+        return self.terms_of(self.prepare(positions), positions).at(positions)
+
     def prepare(self, positions: Positions) -> tuple[Any, ...]:
         """Return what each member's `prepare` returns."""
         return tuple(scheme.prepare(positions) for scheme in self)
 
-    def terms(self, prepared: tuple[Any, ...], positions: Positions) -> tuple[PositionTerms, ...]:
-        """Return the terms of all members, from what `prepare` returned."""
-        return self.evaluated(prepared, positions).at(positions).terms
-
-    def evaluated(self, prepared: tuple[Any, ...], positions: Positions) -> Evaluated:
-        """Return the members' terms from what `prepare` returned; position_factors remain tables."""
+    def terms_of(self, prepared: tuple[Any, ...], positions: Positions) -> Evaluated:
+        """Return the members' terms from what `prepare` returned; their position_factors stay tables."""
         pairs = zip(self, prepared, strict=True)
-        members = tuple(scheme.terms(part, positions) for scheme, part in pairs)
-        return Evaluated(prepared, sum(members, ()), members)
-
-    def evaluate(self, positions: Positions) -> Evaluated:
-        """Prepare the members and return their terms for some positions."""
-        return self.evaluated(self.prepare(positions), positions).at(positions)
+        return Evaluated(prepared, tuple(scheme.terms(part, positions) for scheme, part in pairs))
 
     def gates(self, source: Tensor) -> dict[str, Tensor | None]:
         """Sum the members' log gates for a layer's input (S, B, E), with their weights, as decoding caches them."""
@@ -358,30 +355,30 @@ class DecodingTerms:
         self.longest = _generation()
         self._capacity = 0
         self._gradients = False
-        self._last = Evaluated((), (), ())
+        self._last = Evaluated((), ())
         self._moving = True
         self._limited: list[PositionScheme] = []
 
     def evaluate(self, schemes: SchemeStack, positions: Positions) -> Evaluated:
-        """Return what `SchemeStack.evaluate` returns, computed from earlier steps where possible."""
+        """Return what `SchemeStack.evaluate` returns, from earlier steps where possible; factors may stay tables."""
         if any(scheme.by_length for scheme in schemes):
             return schemes.evaluate(positions)
         # What was prepared without gradients cannot serve a step that needs them.
         if self._capacity < positions.src_len or self._gradients != torch.is_grad_enabled():
-            self._form(schemes, self._prepare(schemes, positions), positions)
+            self._keep(schemes, self._prepare(schemes, positions), positions)
         elif self._moving:
-            self._form(schemes, self._last.prepared, positions)
+            self._keep(schemes, self._last.prepared, positions)
         else:
             for scheme in self._limited:
                 scheme.check_length(positions)
         in_order = positions.token_index is None and positions.randomized is None
         return self._last if positions.is_step and in_order else self._last.at(positions)
 
-    def _form(self, schemes: SchemeStack, prepared: tuple[Any, ...], positions: Positions) -> None:
-        self._last = schemes.evaluated(prepared, positions)
+    def _keep(self, schemes: SchemeStack, prepared: tuple[Any, ...], positions: Positions) -> None:
+        self._last = schemes.terms_of(prepared, positions)
         # A reset, and factors that a scheme read itself, change with the query.
         self._moving = any(term.reset is not None or term.static_factors is not None for term in self._last.terms)
-        members = zip(schemes, self._last.members, strict=True)
+        members = zip(schemes, self._last.by_member, strict=True)
         self._limited = [scheme for scheme, own in members if any(term.position_factors for term in own)]
 
     def _prepare(self, schemes: SchemeStack, positions: Positions) -> tuple[Any, ...]:
@@ -548,7 +545,7 @@ class Placement(nn.Module):
 
     def _part(self, found: Evaluated, plan: PositionPlan) -> tuple[tuple[PositionTerms, ...], Rotation | None]:
         """Return the terms and the rotation of those shared members that serve the layers of one part of the plan."""
-        every = zip(self.shared, found.prepared, found.members, strict=True)
+        every = zip(self.shared, found.prepared, found.by_member, strict=True)
         mine = [member for member in every if _stands(member[0], plan)]
         terms = sum((terms for _, _, terms in mine), ())
         return terms, rotation_of((scheme, prepared) for scheme, prepared, _ in mine)

@@ -214,7 +214,7 @@ def test_products_do_not_overflow_fp16() -> None:
     """M4M's product of three passes 65504 in fp16; logits are fp32, so probabilities stand."""
     inputs, stack, layer, _ = call(Case("m4m"), "square", dim=8)
     layer.half()
-    terms = layer.terms(layer.prepare(inputs.positions), inputs.positions)
+    terms = layer.evaluate(inputs.positions).terms
     big = {name: (getattr(inputs, name) * 40).half() for name in ("q", "k", "v")}
     big["k"][:] = big["q"]
     loud = replace(inputs, terms=terms, **big)
@@ -301,7 +301,7 @@ def _largest_tensor(scheme: str, length: int) -> int:
         q.requires_grad_()
         with Watch():
             context = stack.context(positions)
-            terms = context.shared + layer.terms(layer.prepare(positions), positions)
+            terms = context.shared + layer.evaluate(positions).terms
             call_ = AttentionInputs(q, k, v, terms, positions, stack.plan.scale)
             attend(call_, "blocked")[0].sum().backward()
     finally:
@@ -329,7 +329,7 @@ def test_decoding_recomputes_nothing_for_all_keys(monkeypatch: pytest.MonkeyPatc
         positions = Positions(1, length, length - 1)
         q = torch.randn(1, 1, 1, 8).double()
         k, v = (torch.randn(1, 1, length, 8).double() for _ in range(2))
-        terms = layer.terms(layer.prepare(positions), positions)
+        terms = layer.evaluate(positions).terms
         tails = step.form_clipped_key_products(terms, k)
         inputs = AttentionInputs(q, k, v, terms, positions, 0.3, causal=True, clipped_key_products=tails)
         expected, _ = attend(inputs, "reference")
