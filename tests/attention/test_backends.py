@@ -125,6 +125,30 @@ def test_auto_follows_fixed_rules(case: Case, monkeypatch: pytest.MonkeyPatch) -
         assert api.choose(inputs, need_weights=True) == "blocked"
 
 
+@torch.no_grad()
+def test_each_rule_decides_for_some_call_and_none_for_one_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU with a compiler and without, and on a GPU, for which tensors without values stand."""
+    monkeypatch.setattr(api, "on_gpu", lambda inputs: inputs.q.device.type == "meta")
+    monkeypatch.setattr(triton, "refusal", lambda inputs: None if inputs.q.device.type == "meta" else "tensors")
+    monkeypatch.setattr(triton, "unproved", lambda _: None)
+    monkeypatch.setitem(api.CROSSOVER_STEP_KEYS, "blocked", 32)
+    calls = [call(case, kind)[0] for case, kind in in_turn(told_apart(IN_ATTENTION), KINDS)]
+    calls += [call(Case("none"), "step", batch=batch)[0] for batch in (2, 3)]  # 28 and 42 keys
+    calls += [replace(one, **{name: getattr(one, name).to("meta") for name in ("q", "k", "v")}) for one in calls]
+    deciding = set()
+    for problem, short in ((None, 1), ("anything", 1), ("anything", 300)):
+        monkeypatch.setattr(native, "problem", lambda _, problem=problem: problem)
+        monkeypatch.setattr(api, "crossover_length", lambda _, short=short: short)
+        for inputs, need_weights in ((one, wanted) for one in calls for wanted in (False, True)):
+            asked = api._Call(inputs, api._has_terms(inputs), need_weights)
+            deciding.add(next(row for row, (_, fits) in enumerate(api.RULES) if fits(asked)))
+            backend = api.choose(inputs, need_weights)
+            served = backend == "native" and native.serves_step(inputs)
+            assert served or api._MODULES[backend].refusal(inputs) is None
+            assert not (need_weights and backend in api.WITHOUT_PROBABILITIES)
+    assert deciding == set(range(1, len(api.RULES))), "the first row is for what is exported or transformed"
+
+
 def test_auto_without_a_kernel_slices_what_one_slice_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to there the reference holds no more, and forms nothing twice; m3 it would never end."""
     monkeypatch.setattr(native, "problem", lambda _: "anything without a compiler")
