@@ -354,8 +354,8 @@ static void begin_head(Head *head, int64_t n)
     head->gate = call->gate.data ? call->gate.data + head->h * call->gate.head_stride : NULL;
     head->content_offset =
         call->content_offset.data ? call->content_offset.data + head->h * call->content_offset.head_stride : NULL;
-    head->reset = call->reset_kinds ? call->reset.data + head->h * call->reset.head_stride : NULL;
-    head->first_token = call->reset_kinds ? call->first_token[call->first_token_per_row ? head->b : 0] : -1;
+    head->reset = call->reset_replaces ? call->reset.data + head->h * call->reset.head_stride : NULL;
+    head->first_token = call->reset_replaces ? call->first_token[call->first_token_per_row ? head->b : 0] : -1;
 }
 
 /* -------------------------------------------------------------------------------- Begin a block, and a chunk */
