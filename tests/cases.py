@@ -14,7 +14,8 @@ from torch import Tensor
 
 from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALE, SHARE, Option
-from relpos_fairseq.placement import Placement, PositionPlan, SchemeStack
+from relpos_fairseq.placement import Placement, SchemeStack
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape, PositionScheme
 from relpos_fairseq.schemes import scheme_class, scheme_names
