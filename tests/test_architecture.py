@@ -34,8 +34,8 @@ ORDER = """
     config saved_options
     calls
     nn
-    metrics modules
-    data
+    metrics data
+    modules
     patches optim
     tasks
     models

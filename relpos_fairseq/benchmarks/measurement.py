@@ -223,7 +223,7 @@ class RowLog:
         had = {row["name"] for row in self.those(where)}
         self.rows += [{**where, **row} for row in rows if row["name"] not in had]
         if self.path is not None:
-            write_csv(self.path, self.rows, renews=True)
+            write_csv(self.path, self.rows)
 
     def replace(self, where: dict, rows: Iterable[dict]) -> None:
         """Replace the rows of `where` by others."""
@@ -235,10 +235,10 @@ def _is_of(row: dict, where: dict) -> bool:
     return all(str(row.get(name, "")) == str(value) for name, value in where.items())
 
 
-def write_csv(path: Path, rows: list[dict], renews: bool = False) -> None:
-    """Write all rows as `atomic_path` does, whole or not at all."""
+def write_csv(path: Path, rows: list[dict]) -> None:
+    """Write all rows to a CSV file, whole or not at all."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    with atomic_path(path, renews) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    with atomic_path(path, renews=True) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from relpos_fairseq.benchmarks.serving import peak_memory, run_apart
-from relpos_fairseq.export.optional_imports import require
 from relpos_fairseq.inference.checkpoints.causal_lm import Choice, Continuation, open_model, sample
+from relpos_fairseq.io.packages import require
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.text.dictionary import SPECIAL
 

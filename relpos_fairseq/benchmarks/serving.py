@@ -25,12 +25,12 @@ from sacrebleu.metrics import BLEU
 
 from relpos_fairseq.export import ct2
 from relpos_fairseq.export.ct2 import load_translation
-from relpos_fairseq.export.optional_imports import require
-from relpos_fairseq.export.translators import open_translator
 from relpos_fairseq.inference.checkpoints import loading
+from relpos_fairseq.inference.commands import open_translator
 from relpos_fairseq.inference.translator import Batching, Search, batches
 from relpos_fairseq.io.child import command_of
 from relpos_fairseq.io.errors import ToolError, UserError
+from relpos_fairseq.io.packages import require
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.nn.packed import BFloat16Linear
 

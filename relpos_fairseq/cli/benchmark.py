@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from relpos_fairseq.cli.command import command
-from relpos_fairseq.io.options import InFile, InFolder, OutFile, OutFolder, WorkFile, argument, flag, option, required
+from relpos_fairseq.io.options import InFile, InFolder, OutFile, WorkFile, argument, flag, option, required
 
 INTERRUPTED = "interrupted; rows are kept by --csv FILE: add --resume to continue, or they are lost"
 BACKENDS = "auto, reference, sdpa, blocked, native, triton"
@@ -223,66 +223,6 @@ class BenchmarkCosts(Timing):
         from relpos_fairseq.benchmarks.costs import benchmark
 
         benchmark(self)
-
-
-@command("benchmark kernels", "what the Triton kernels need of a GPU, found by compiling them")
-class BenchmarkKernels:
-    """What do the Triton kernels need of a GPU?  Compiles them for it, whether there is one or not.
-
-        relpos benchmark kernels                                # every scheme, for sm_90
-        relpos benchmark kernels --schemes m4,shaw --head-dims 64 --dtypes bfloat16
-        relpos benchmark kernels --write examples/benchmarks/triton_kernels.md
-
-    Every scheme's forward and backward pass is led through the backend, whose launches are caught and
-    compiled.  A cell is registers of a thread, warps and KiB of shared memory of a program; what spills
-    registers to memory or does not fit is bold, and the command's last line and status are an error.
-    """
-
-    schemes: str = option("all", "names separated by commas, or all")
-    dtypes: str = option("bfloat16,float32", "of bfloat16, float16, float32")
-    head_dims: str = option("64,128", "numbers separated by commas")
-    masks: str = option("both", "of both, causal, padding, dropout")
-    position_clip_distance: int = option(16, "0: unclipped", metavar="K", was=("--clip",))
-    length: int = option(512, "of the call that is compiled")
-    capability: int = option(90, choices=(80, 86, 89, 90, 100, 120))
-    write: WorkFile | None = option(None, "put the table into a page", metavar="FILE")
-    csv: OutFile | None = option(None, "one row a kernel", metavar="FILE")
-
-    def run(self, argv: Sequence[str]) -> None:
-        logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
-        from relpos_fairseq.benchmarks.kernels import benchmark
-
-        benchmark(self)
-
-
-@command("benchmark preparation", "text preparation: pairs a second, memory, beside the usual way")
-class BenchmarkPreparation:
-    """Measure text preparation: pairs a second by workers, peak memory by size, beside the usual way.
-
-        relpos benchmark preparation --from-dir my_text --pair en-de --pairs 100000 1000000
-
-    The text is real text replicated with variation: in every copy words are replaced by words drawn
-    from the same text, and some become compounds that were not there. Timed are the stages of `relpos
-    prepare wmt` on it: clean (normalise, filter), tokenise, merge (duplicates), sample and learn
-    (units), and apply. The usual way is one process doing the same to every line: sacremoses'
-    normalizer and tokenizer, then subword-nmt's apply-bpe with the same merges; it filters nothing.
-    Pairs a second are without learning, which is the same program in both. Memory is the proportional
-    set size of the whole process tree, sampled. The processor's seconds tell more where other programs
-    run beside it.
-    """
-
-    from_dir: InFolder = required("folder with train, valid and test", was=("--text",))
-    pair: str = option("en-de")
-    pairs: list[int] = option([100_000, 1_000_000])
-    workers: list[int] = option([1, 2])
-    vocab_size: int = option(8000)
-    usual_pairs: int | None = option(None, "for the usual way (default: the largest of --pairs)")
-    out: OutFolder = required("folder for texts and results")
-
-    def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.benchmarks.preparation import measure
-
-        measure(self)
 
 
 @command("benchmark serving", "speed, memory and BLEU of fairseq-generate, relpos translate and CTranslate2")

@@ -193,7 +193,7 @@ class ExportTransformers:
     head: str | None = option(None, "which head goes along, of several")
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.export.optional_imports import require
+        from relpos_fairseq.io.packages import require
 
         for package in ("transformers", "safetensors"):
             require(package)

@@ -30,7 +30,7 @@ GROUPS = (
     ("evaluate", "finetune", "glue xtreme"),
     ("convert", "export", "ct2 onnx transformers"),
     ("compare", "", "plot theorems"),
-    ("benchmark", "benchmark", "attention models lm costs kernels preparation serving sampling"),
+    ("benchmark", "benchmark", "attention models lm costs serving sampling"),
 )
 FILES = {f"{group} {name}".strip(): file for file, group, names in GROUPS for name in names.split()}
 COMMANDS = list(FILES)

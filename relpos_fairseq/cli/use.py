@@ -49,10 +49,9 @@ class Translate:
     quantization: str | None = option(None, QUANTIZATION, choices=("int8", "bf16"))
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.export.translators import open_translator
         from relpos_fairseq.inference.commands import translate_file
 
-        translate_file(self, open_translator)
+        translate_file(self)
 
 
 @command("sample", "continue a text by a language model, with memory of any length")

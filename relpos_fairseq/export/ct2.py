@@ -16,10 +16,9 @@ from fairseq.sequence_generator import SequenceGenerator
 from sacrebleu.metrics import BLEU
 from torch import Tensor, nn
 
-from relpos_fairseq.export.ct2_spec import engine, transformer_spec
-from relpos_fairseq.export.optional_imports import ExportError
-from relpos_fairseq.export.translators import BLANK, REPORT, decode
+from relpos_fairseq.export.ct2_spec import transformer_spec
 from relpos_fairseq.inference.checkpoints.loading import read_trusted
+from relpos_fairseq.inference.ct2 import BLANK, REPORT, decode, engine
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Batching, Search, batches
 from relpos_fairseq.io.errors import UserError
@@ -44,20 +43,17 @@ def load_translation(checkpoint: Path, data: Path | None) -> tuple[nn.Module, An
             the validation set, or else the text/ beside the checkpoint.
 
     Raises:
-        ExportError: no such folder, or no model with two dictionaries.
+        UserError: no such folder, or no model with two dictionaries.
     """
     if data is None and checkpoint.is_file():
         state = read_trusted(checkpoint)
         trained_on = saved_options(state).data
         data = Path(trained_on)
         if not trained_on or not any(data.glob("dict*.txt")):
-            try:
-                data = find_assets(checkpoint, None, trained_on, state)
-            except UserError as error:
-                raise ExportError(str(error)) from None
+            data = find_assets(checkpoint, None, trained_on, state)
     model, task = load_checkpoint(checkpoint, data)
     if getattr(task, "source_dictionary", None) is None or not hasattr(model, "encoder"):
-        raise ExportError(f"{checkpoint} holds a {type(model).__name__}: no translation model")
+        raise UserError(f"{checkpoint} holds a {type(model).__name__}: no translation model")
     return model, task
 
 
@@ -161,10 +157,10 @@ def export(checkpoint: Path, out: Path, quantization: str | None, data: Path | N
         count: sentences to compare.
 
     Raises:
-        ExportError: what CTranslate2 cannot hold, or a difference in logits.
+        UserError: what CTranslate2 cannot hold, or a difference in logits.
     """
     if out.exists():
-        raise ExportError(f"{out} exists: remove it, or name another folder")
+        raise UserError(f"{out} exists: remove it, or name another folder")
     engine()
     model, task = load_translation(checkpoint, data)
     with atomic_folder(out) as folder:
@@ -172,7 +168,7 @@ def export(checkpoint: Path, out: Path, quantization: str | None, data: Path | N
         compared = compare(folder, model, task, count, limits)
         print(f"fp32: {compared.line()}", flush=True)
         if not compared.logits < TOLERANCE:
-            raise ExportError(
+            raise UserError(
                 f"{checkpoint}: CTranslate2's logits differ by {compared.logits:.1e} (allowed: "
                 f"{TOLERANCE:.0e}), so nothing was written; relpos export onnx exports it"
             )

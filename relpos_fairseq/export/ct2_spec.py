@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.export.optional_imports import ExportError, require
+from relpos_fairseq.inference.ct2 import engine
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import DistanceRelation
@@ -24,7 +25,6 @@ from relpos_fairseq.rotation import Rotary
 from relpos_fairseq.terms import PositionTerms
 
 # 4.8.1 and 4.8.2 read layer 0's bias by distance in every layer.
-LEAST = "4.8.3"
 REMEDY = "relpos export onnx exports it"
 HELD = {"query_vectors", "value_vectors", "static"}
 DEFAULT_LENGTH = 1024  # rows of tables that a scheme does not limit itself; the engine's own cut
@@ -72,7 +72,7 @@ def stack_form(placement: Placement, attentions: list[Any], name: str) -> StackF
     """Read the positions of a stack from its schemes and its layers' self-attention.
 
     Raises:
-        ExportError: names what CTranslate2 cannot hold, and the export that can.
+        UserError: names what CTranslate2 cannot hold, and the export that can.
     """
     plan = placement.plan
     length = plan.longest or max(plan.shape.max_positions, DEFAULT_LENGTH)
@@ -97,7 +97,7 @@ def stack_form(placement: Placement, attentions: list[Any], name: str) -> StackF
     if problem is None and added is not None and form.relative:
         problem = "a position added to the input beside one in attention"
     if problem is not None:
-        raise ExportError(
+        raise UserError(
             f"CTranslate2 cannot hold the {name}'s position scheme {plan.name}: it has {problem}; "
             f"relpos export onnx holds every scheme"
         )
@@ -164,20 +164,11 @@ def _bucketed(values: Tensor) -> Tensor:
     return torch.cat([values[:-1], tail])
 
 
-def engine() -> Any:
-    """Import CTranslate2.
-
-    Raises:
-        ExportError: it is absent or too old.
-    """
-    return require("ctranslate2", LEAST)
-
-
 def transformer_spec(model: nn.Module, source: Any, target: Any) -> Any:
     """Return the `TransformerSpec` of a RelPosTransformerModel, given both dictionaries.
 
     Raises:
-        ExportError: a part that CTranslate2 does not know, by name.
+        UserError: a part that CTranslate2 does not know, by name.
     """
     engine()
     from ctranslate2.specs.transformer_spec import TransformerSpec
@@ -195,7 +186,7 @@ def transformer_spec(model: nn.Module, source: Any, target: Any) -> Any:
 
 def _refuse(model: nn.Module) -> None:
     if not hasattr(model, "encoder") or not hasattr(model.encoder, "positions"):
-        raise ExportError(
+        raise UserError(
             f"a {type(model).__name__} is no relpos_transformer: CTranslate2 takes translation "
             f"models alone; relpos export onnx and relpos export transformers take the others"
         )
@@ -208,7 +199,7 @@ def _refuse(model: nn.Module) -> None:
     }
     for name, found in problems.items():
         if found:
-            raise ExportError(f"CTranslate2 cannot hold this model: it has {name}; {REMEDY}")
+            raise UserError(f"CTranslate2 cannot hold this model: it has {name}; {REMEDY}")
 
 
 def _words(dictionary: Any) -> list[str]:
@@ -228,7 +219,7 @@ def _activation(layer: nn.Module) -> Any:
     }
     name = getattr(layer.activation_fn, "__name__", str(layer.activation_fn))
     if name not in known:
-        raise ExportError(f"CTranslate2 does not know --activation-fn {name}: {REMEDY}")
+        raise UserError(f"CTranslate2 does not know --activation-fn {name}: {REMEDY}")
     return known[name]
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from relpos_fairseq.export.optional_imports import ExportError
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.modules.cross_attention import CrossAttention
 from relpos_fairseq.modules.memory import Memory
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
@@ -254,13 +254,13 @@ def adapter_of(model: nn.Module) -> ModelAdapter:
     """Return the `ModelAdapter` for a model's kind.
 
     Raises:
-        ExportError: the model is none of this package.
+        UserError: the model is none of this package.
     """
     if hasattr(model, "span_heads"):
         return Roberta(model)
     decoder = getattr(model, "decoder", None)
     if not hasattr(decoder, "positions"):
-        raise ExportError(f"a {type(model).__name__} has no graphs: give a relpos model")
+        raise UserError(f"a {type(model).__name__} has no graphs: give a relpos model")
     if hasattr(decoder, "mem_len"):
         return WithMemory(model)
     return Translation(model) if hasattr(model, "encoder") else LanguageModel(model)
@@ -493,10 +493,10 @@ class WithMemory(ModelAdapter):
         """Return one graph: a segment that reads memory and returns new memory.
 
         Raises:
-            ExportError: the model has no memory.
+            UserError: the model has no memory.
         """
         if not self.stack.mem_len:
-            raise ExportError("this model evaluates without memory (--mem-len 0): it has no graph")
+            raise UserError("this model evaluates without memory (--mem-len 0): it has no graph")
         module, memory = MemoryStep(self.model), self._memory(EXAMPLE[0])
         inputs = {"tokens": random_tokens(self.words, *EXAMPLE), **memory}
         sizes = {"tokens": {0: self.batch, 1: free("length", 1, self.longest)}}

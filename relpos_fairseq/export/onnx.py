@@ -15,9 +15,10 @@ from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
 from relpos_fairseq.export.model_adapters import Graph, ModelAdapter, adapter_of
-from relpos_fairseq.export.optional_imports import ExportError, require
 from relpos_fairseq.inference.model_card import write_export_card
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, sha256_of, write_json
+from relpos_fairseq.io.packages import require
 from relpos_fairseq.io.progress import doing, progress
 from relpos_fairseq.plots.stacks import load_checkpoint
 
@@ -41,10 +42,10 @@ def export(checkpoint: Path, out: Path, data: Path | None, quantization: str | N
         The largest difference of a logit.
 
     Raises:
-        ExportError: a model that has no graphs, or one whose graphs differ.
+        UserError: a model that has no graphs, or one whose graphs differ.
     """
     if out.exists():
-        raise ExportError(f"{out} exists: remove it, or name another folder")
+        raise UserError(f"{out} exists: remove it, or name another folder")
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package)
     model, _ = load_checkpoint(checkpoint, data)
@@ -65,7 +66,7 @@ def export(checkpoint: Path, out: Path, data: Path | None, quantization: str | N
         largest, _, text = compare(kind, runs)
         print(f"onnxruntime and the checkpoint: {text}: largest difference {largest:.1e}")
         if not largest < TOLERANCE:
-            raise ExportError(
+            raise UserError(
                 f"{checkpoint}: the graphs' logits differ by {largest:.1e} (allowed: "
                 f"{TOLERANCE:.0e}), so nothing was written"
             )
@@ -76,7 +77,7 @@ def export(checkpoint: Path, out: Path, data: Path | None, quantization: str | N
             largest, size, text = compare(kind, runs)
             print(f"in {quantization}: {text}: largest difference {largest:.1e} (values up to {size:.3g})")
             if not largest <= QUANTIZED * size:
-                raise ExportError(f"{checkpoint}: in {quantization} logits differ by {largest:.1e}: export it in fp32")
+                raise UserError(f"{checkpoint}: in {quantization} logits differ by {largest:.1e}: export it in fp32")
         about = {"name": checkpoint.name, "sha256": sha256_of(checkpoint)}
         compared = {"text": text, "largest_difference": largest, "weights": quantization or "fp32"}
         told = {"checkpoint": about, "graphs": facts, "comparison": compared, **kind.facts()}

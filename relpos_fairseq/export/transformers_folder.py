@@ -25,7 +25,6 @@ from relpos_fairseq.conversion.source import EncoderSource
 from relpos_fairseq.conversion.source import separators_of as task_separators
 from relpos_fairseq.conversion.writer import plain_task
 from relpos_fairseq.export.model_adapters import scores_of
-from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.export.transformers import (
     AUTO,
     RelPosConfig,
@@ -115,10 +114,10 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
         head: name of the head to export; None: the only one of its kind.
 
     Raises:
-        ExportError: the folder exists, there are several heads, or outputs in transformers differ.
+        UserError: the folder exists, there are several heads, or outputs in transformers differ.
     """
     if out.exists():
-        raise ExportError(f"{out} exists: remove it, or name another folder")
+        raise UserError(f"{out} exists: remove it, or name another folder")
     source = read_encoder(checkpoint)
     heads = heads_of(source, head)
     text, why = None, ""
@@ -163,24 +162,24 @@ def heads_of(source: EncoderSource, wanted: str | None) -> dict[str, str]:
     """Map the prefixes of the exported heads in the checkpoint to those in the folder.
 
     Raises:
-        ExportError: the head does not exist, or there are several to choose from.
+        UserError: the head does not exist, or there are several to choose from.
     """
     found: dict[str, str] = {}
     every = {kind: sorted({key.split(".")[1] for key in source.state if key.startswith(f"{kind}.")}) for kind in HEADS}
     known = [name for names in every.values() for name in names]
     if wanted is not None and wanted not in known:
-        raise ExportError(f"--head {wanted}: {source.path} has {', '.join(known) or 'no head'}")
+        raise UserError(f"--head {wanted}: {source.path} has {', '.join(known) or 'no head'}")
     for kind, names in every.items():
         names = [wanted] if wanted in names else [] if wanted else names
         trained = classifier_of(source.task)
         if len(names) > 1 and kind == "classification_heads" and trained in names:
             names = [trained]
         if len(names) > 1:
-            raise ExportError(f"{source.path} has the heads {', '.join(names)}: name one by --head")
+            raise UserError(f"{source.path} has the heads {', '.join(names)}: name one by --head")
         found |= {f"{kind}.{name}.": f"{kind}.{HEADS[kind]}." for name in names}
     named = [old.split(".")[1] for old in found if not old.startswith("span")]
     if len(named) > 1:  # one config.json names the classes of one
-        raise ExportError(f"{source.path} has the heads {', '.join(named)}: name one by --head")
+        raise UserError(f"{source.path} has the heads {', '.join(named)}: name one by --head")
     return found
 
 
@@ -245,7 +244,7 @@ def differences_of(source: EncoderSource, heads: dict[str, str], folder: Path) -
     """Return the largest difference of every output between transformers and the checkpoint, without padding.
 
     Raises:
-        ExportError: one is too large.
+        UserError: one is too large.
     """
     segments = source.plan.segment_encoding != "none"
     probe = Probe.draw(source.rows, int(source.values["max_positions"]), segments)
@@ -266,7 +265,7 @@ def differences_of(source: EncoderSource, heads: dict[str, str], folder: Path) -
     found = compare(ours, theirs, probe)
     for name, value in found.largest.items():
         if not value <= TOLERANCE * max(1.0, found.magnitude[name]):
-            raise ExportError(f"{source.path}: transformers' {name} differ by {value:.1e}")
+            raise UserError(f"{source.path}: transformers' {name} differ by {value:.1e}")
     return found.largest
 
 
@@ -299,18 +298,18 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
         data: folder of its dictionaries and text files; None: the files beside it.
 
     Raises:
-        ExportError: the folder exists, another kind of model, or outputs that differ.
+        UserError: the folder exists, another kind of model, or outputs that differ.
     """
     if out.exists():
-        raise ExportError(f"{out} exists: remove it, or name another folder")
+        raise UserError(f"{out} exists: remove it, or name another folder")
     state = read_trusted(checkpoint)
     options, saved = state["cfg"], saved_options(state)
     model, _ = load_checkpoint(checkpoint, None)
     kind = next((kind for own, kind in CLASSES.items() if isinstance(model, own)), None)
     if kind is None:
-        raise ExportError(f"{checkpoint} holds a {type(model).__name__}: give a translation or language model")
+        raise UserError(f"{checkpoint} holds a {type(model).__name__}: give a translation or language model")
     if getattr(getattr(model, "encoder", None), "skips_end", False):
-        raise ExportError(
+        raise UserError(
             f"{checkpoint}: its encoder skips </s>, and transformers' decoder would not: use "
             f"relpos translate, relpos export ct2 or relpos export onnx"
         )
@@ -414,7 +413,7 @@ def check_generated(
         text: whether it has a tokenizer.
 
     Raises:
-        ExportError: it does not load, or something differs.
+        UserError: it does not load, or something differs.
     """
     ours, draw = model.float().eval(), torch.Generator().manual_seed(1)
     decoder, longest = ours.decoder, ours.decoder.positions.plan.longest
@@ -458,4 +457,4 @@ def check_generated(
     try:
         return check_generating(folder, asked, scores, loss)
     except NotOpenedError as error:
-        raise ExportError(f"{out} is not written: {error}") from None
+        raise UserError(f"{out} is not written: {error}") from None

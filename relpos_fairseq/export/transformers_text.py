@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 from transformers import PreTrainedTokenizer
 
-from relpos_fairseq.export.optional_imports import ExportError
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import write_json, write_text
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.text import MASK
@@ -30,17 +30,17 @@ def symbols_of(text: Path, rows: int, language: str | None = None) -> list[str]:
     """Return the symbols of a model's embedding rows, from the dictionary of a text folder.
 
     Raises:
-        ExportError: there is no dictionary, or it belongs to another model.
+        UserError: there is no dictionary, or it belongs to another model.
     """
     name = f"dict.{language}.txt" if language else "dict.txt"
     path = next((text / p / name for p in DATA_PARTS[:2] if (text / p / name).is_file()), None)
     if path is None:
-        raise ExportError(f"{text} has no {name}: name the model's data folder with --data")
+        raise UserError(f"{text} has no {name}: name the model's data folder with --data")
     symbols = [*SPECIAL, *read_dictionary(path)]
     if rows == len(symbols) + 1 and MASK not in symbols:  # tasks that mask add it
         symbols.append(MASK)
     if len(symbols) != rows:
-        raise ExportError(
+        raise UserError(
             f"{path} makes {len(symbols)} rows, and the model has {rows}: it is another model's; "
             f"name its own data folder with --data"
         )
@@ -164,7 +164,7 @@ def write_tokenizer(
         A description of the tokenizer.
 
     Raises:
-        ExportError: dictionaries of another model.
+        UserError: dictionaries of another model.
     """
     text = folder / TEXT_FOLDER
     symbols, own = symbols_of(text, sides[0][1], sides[0][0]), read_text(text, sides[0][0])

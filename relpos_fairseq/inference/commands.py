@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from relpos_fairseq.io.files import open_text_out
 from relpos_fairseq.io.lines import lines_of, read_lines
 
 logger = logging.getLogger(__name__)
+# A file that only one kind of exported folder has, and the module whose `load(folder, cpu)` opens such a folder.
+ENGINES = {"model.bin": "relpos_fairseq.inference.ct2"}
 
 
 @contextmanager
@@ -38,8 +41,46 @@ def quietly() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def translate_file(args: Any, open_translator: Callable[..., Translator]) -> None:
-    """Run `relpos translate` with what `open_translator` makes of its options."""
+def open_translator(
+    path: Path,
+    data: Path | None = None,
+    cpu: bool = False,
+    quantization: str | None = None,
+    languages: tuple[str | None, str | None] = (None, None),
+) -> Translator:
+    """Return the translator of a checkpoint or of an exported folder.
+
+    Args:
+        path: a checkpoint's file, or the folder of an export.
+        data: data folder of a checkpoint that has no text/ beside it.
+        cpu: use no GPU.
+        quantization: `int8` or `bf16` of a checkpoint, or None.
+        languages: the source's and the target's, of a checkpoint that translates between several.
+
+    Raises:
+        UserError: it is neither, or no translation model.
+    """
+    for file, module in ENGINES.items():
+        if (path / file).is_file():
+            if quantization is not None:
+                raise UserError(f"--quantization {quantization}: {path} has the weights that it was exported with")
+            if languages != (None, None):
+                raise UserError(f"--source-lang, --target-lang: {path} translates between the languages of its export")
+            return import_module(module).load(path, cpu)
+    if path.is_dir():
+        if (path / "config.json").is_file() or any(path.glob("*.onnx")):
+            raise UserError(
+                f"{path} is an export that relpos translate does not run: name a folder of relpos export ct2, "
+                f"or a checkpoint"
+            )
+        raise UserError(f"{path} is a folder: name the checkpoint in it")
+    from relpos_fairseq.inference.checkpoints import loading  # with fairseq, which exports do without
+
+    return loading.load_translator(path, data, cpu, quantization, languages)
+
+
+def translate_file(args: Any) -> None:
+    """Run `relpos translate`."""
     quietly()
     names = ("beam", "nbest", "lenpen", "unkpen", "max_len_a", "max_len_b", "no_repeat_ngram_size")
     search = Search(**{name: getattr(args, name) for name in names})

@@ -1,11 +1,15 @@
-"""Say which packages are optional, what brings them, and which one a command misses."""
+"""Import optional packages; say what brings them, and which one a command misses."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
+from types import ModuleType
+
+from relpos_fairseq.io.errors import UserError
 
 PACKAGE = __name__.partition(".")[0]
 INSTALLS = {"yaml": "pyyaml", "google": "protobuf", "sklearn": "scikit-learn"} | {
@@ -41,6 +45,30 @@ def remedy(module: str) -> str:
     wanted = distribution.replace("_", "-").lower()
     extra = next((name for name, those in extras().items() if wanted in (one.lower() for one in those)), None)
     return f"pip install {distribution}" if extra is None else f"pip install '{PACKAGE}[{extra}]'"
+
+
+def require(module: str, least: str = "") -> ModuleType:
+    """Import an optional package.
+
+    Args:
+        module: what is imported.
+        least: the oldest version that is right.
+
+    Raises:
+        UserError: it is absent, or older; names the extra.
+    """
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"this needs {module} ({error}): {remedy(module)}") from None
+    version = getattr(found, "__version__", "0")
+    if least and _numbers(version) < _numbers(least):
+        raise UserError(f"{module} {version} is too old, {least} or newer is needed: {remedy(module)}")
+    return found
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".") if part.isdigit())
 
 
 def describe_missing(error: ModuleNotFoundError) -> str | None:

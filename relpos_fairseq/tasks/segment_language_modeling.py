@@ -26,8 +26,8 @@ from omegaconf import II
 
 from relpos_fairseq.config import help_text as _help
 from relpos_fairseq.data.streams import dataset as streams
-from relpos_fairseq.data.streams.dataset import StreamBatchIterator, StreamBlocks, StreamMemory
-from relpos_fairseq.modules.memory import MemoryCarrier
+from relpos_fairseq.data.streams.dataset import StreamBatchIterator, StreamBlocks
+from relpos_fairseq.modules.memory import MemoryCarrier, StreamMemory
 from relpos_fairseq.text import levels
 
 logger = logging.getLogger(__name__)

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from relpos_fairseq.data.streams.dataset import (
     StreamBatchIterator,
     StreamDataset,
-    StreamMemory,
     StreamPlan,
     check_document_starts,
     find_documents,
     read_block,
 )
-from relpos_fairseq.modules.memory import Memory
+from relpos_fairseq.modules.memory import Memory, StreamMemory
 from relpos_fairseq.tasks.segment_language_modeling import log_units
 from relpos_fairseq.text.levels import refuse_unknown_characters, text_level, word_ends
 

@@ -21,7 +21,7 @@ from helpers.lm_models import randomized
 from helpers.models import small_model, small_task
 from relpos_fairseq.benchmarks import serving
 from relpos_fairseq.export import ct2
-from relpos_fairseq.export.optional_imports import ExportError
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
@@ -165,39 +165,39 @@ def test_what_is_not_held_is_refused(name, tmp_path):
     try:
         model = trained(**values | {f"{side}position_scheme": name})
         assert difference(model, tmp_path) < 2e-5
-    except ExportError as error:
+    except UserError as error:
         assert f"position scheme {name}: it has " in str(error)
         assert "relpos export onnx" in str(error)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_reason_is_named(name, tmp_path):
-    with pytest.raises(ExportError, match=REFUSED[name]):
+    with pytest.raises(UserError, match=REFUSED[name]):
         difference(trained(position_scheme=name), tmp_path)
 
 
 def test_tables_of_each_head_are_refused(tmp_path):
-    with pytest.raises(ExportError, match="query_vectors of each head"):
+    with pytest.raises(UserError, match="query_vectors of each head"):
         difference(trained(position_scheme="shaw", position_share="none"), tmp_path)
-    with pytest.raises(ExportError, match="channels that are not rotated"):
+    with pytest.raises(UserError, match="channels that are not rotated"):
         odd = {"encoder_embed_dim": 10, "decoder_embed_dim": 10}
         difference(trained(position_scheme="rope", **odd), tmp_path)
 
 
 def test_other_parts_are_refused(tmp_path):
-    with pytest.raises(ExportError, match="no cross-attention"):
+    with pytest.raises(UserError, match="no cross-attention"):
         difference(trained(position_scheme="none", no_cross_attention=True), tmp_path)
-    with pytest.raises(ExportError, match="no relpos_transformer"):
+    with pytest.raises(UserError, match="no relpos_transformer"):
         ct2.write(SimpleNamespace(decoder=None), None, None, tmp_path, None)
 
 
 def test_an_absent_or_old_package_names_the_extra(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "ctranslate2", None)
-        with pytest.raises(ExportError, match=re.escape("pip install 'relpos_fairseq[ct2]'")):
+        with pytest.raises(UserError, match=re.escape("pip install 'relpos_fairseq[ct2]'")):
             ct2.engine()
     monkeypatch.setattr(ctranslate2, "__version__", "4.8.2")
-    with pytest.raises(ExportError, match="4.8.2 is too old, 4.8.3 or newer"):
+    with pytest.raises(UserError, match="4.8.2 is too old, 4.8.3 or newer"):
         ct2.engine()
 
 

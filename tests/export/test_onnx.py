@@ -16,7 +16,7 @@ from helpers.commands import relpos
 from helpers.lm_models import RELATIVE, lm_config
 from helpers.models import small_config, small_model, small_task
 from relpos_fairseq.export import model_adapters, onnx
-from relpos_fairseq.export.optional_imports import ExportError
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.models.building import Rows
 from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
@@ -219,9 +219,9 @@ def test_t5s_buckets_are_the_same_in_a_graph(monkeypatch):
 
 
 def test_other_models_are_refused():
-    with pytest.raises(ExportError, match="a Linear has no graphs"):
+    with pytest.raises(UserError, match="a Linear has no graphs"):
         model_adapters.adapter_of(torch.nn.Linear(2, 2))
-    with pytest.raises(ExportError, match="without memory"):
+    with pytest.raises(UserError, match="without memory"):
         model_adapters.adapter_of(build("xl", "m4", eval_mem_len=0)).graphs()
 
 

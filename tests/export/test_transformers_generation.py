@@ -16,7 +16,6 @@ from helpers.lm_models import lm_config, randomized, small_xl
 from helpers.models import small_config, small_task
 from relpos_fairseq.conversion.writer import GeneratingModel
 from relpos_fairseq.export import transformers_folder as decoders
-from relpos_fairseq.export.optional_imports import ExportError
 from relpos_fairseq.export.transformers import (
     RelPosForCausalLM,
     RelPosForSeq2SeqLM,
@@ -27,6 +26,7 @@ from relpos_fairseq.export.transformers import (
 )
 from relpos_fairseq.inference.checkpoints.loading import load_translator
 from relpos_fairseq.inference.translator import Batching, Search, translate
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.models.building import GENERATING_KINDS, build_generating
 from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
@@ -297,7 +297,7 @@ def test_folders_of_earlier_versions_find_their_classes():
 def test_other_models_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(decoders, "load_checkpoint", lambda *unused: (torch.nn.Linear(1, 1), None))
     monkeypatch.setattr(decoders, "read_trusted", lambda path: {"cfg": None})
-    with pytest.raises(ExportError, match="a Linear: give a translation or language model"):
+    with pytest.raises(UserError, match="a Linear: give a translation or language model"):
         decoders.export_generating(tmp_path / "xl.pt", tmp_path / "out", None)
     assert not (tmp_path / "out").exists()
 

@@ -25,8 +25,8 @@ from helpers.segment_corpus import character_model
 from helpers.tokenizers import lines as odd_lines
 from helpers.wmt_text import write_texts
 from relpos_fairseq import placement
-from relpos_fairseq.export.translators import open_translator
 from relpos_fairseq.inference.checkpoints import causal_lm
+from relpos_fairseq.inference.commands import open_translator
 from relpos_fairseq.inference.translator import Batching, Hypothesis, Search, batches, translate
 from relpos_fairseq.nn.packed import PackedLinear, QuantizedLinear
 from relpos_fairseq.text.assets import SymbolText

@@ -30,7 +30,6 @@ COMMANDS = {  # a module that is hidden, the command that needs it, and the extr
     "tokenizers": ("prepare mlm --train raw/train.en --valid raw/train.en --out out", "data"),
     "yaml": ("compare report spec.yaml", "compare"),
     "sacrebleu": ("score raw/train.en --reference raw/train.en --target-lang en", None),
-    "triton": ("benchmark kernels", None),
     "shtab": ("completion bash", None),
 }
 

@@ -1,8 +1,7 @@
-"""Scripts around the preparation: wrappers, the benchmark, the Slurm job."""
+"""Scripts around the preparation: wrappers, the Slurm job."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ROOT, wmt_text
-from helpers.commands import relpos
-from relpos_fairseq.benchmarks.preparation import STAGES
+from helpers import ROOT
 
 
 def shell(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
@@ -69,21 +66,3 @@ def test_slurm_job_keeps_the_papers_batch(tmp_path):
         assert f"dataset.max_tokens={tokens}" in said
         assert f"optimization.update_freq=[{updates}]" in said
         assert tokens * updates * nodes * per_node == 32768
-
-
-@pytest.mark.slow
-def test_benchmark_measures_what_it_says(tmp_path, capsys):
-    text = wmt_text.write_texts(tmp_path / "text")
-    sizes = ["--pairs", "150", "300", "--usual-pairs", "60", "--vocab-size", "50"]
-    options = ["--from-dir", str(text), "--workers", "1", "2", *sizes, "--out", str(tmp_path / "out")]
-    assert relpos("benchmark", "preparation", *options) == 0
-    measured = json.loads((tmp_path / "out" / "benchmark.json").read_text())
-    assert set(measured) == {"ours 150 1", "ours 150 2", "ours 300 1", "ours 300 2", "usual 60"}
-    assert set(measured["ours 300 1"]) == set(STAGES)
-    lines = (tmp_path / "out" / "text-300" / "train.de").read_text().splitlines()
-    assert len(lines) == 300 and lines[:150] == (text / "train.de").read_text().splitlines()
-    assert lines[150:] != lines[:150]
-    ours = (tmp_path / "out" / "ours-300" / "shards" / "1-of-1" / "tokens.de").read_text()
-    usual = (tmp_path / "out" / "usual" / "tokens.de").read_text().splitlines()
-    assert len(usual) == 60 and sum(line in ours for line in usual) > 50  # filters drop some
-    assert "the usual way" in capsys.readouterr().out

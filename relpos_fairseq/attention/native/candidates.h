@@ -2,19 +2,21 @@
  *
  *     log_probs = logits / temperature - log(sum(exp(logits / temperature)))
  *
- * A search takes a few of thousands of units, so that no other log-probability need be written.
+ * A search takes a few of thousands of units, so that no other log-probability need be written; nor a logit, where they
+ * are those of a linear layer: some rows' are formed chunk by chunk.
  */
 #ifndef RELPOS_CANDIDATES_H
 #define RELPOS_CANDIDATES_H
 
-#include "rowwise.h"
+#include "layer.h"
 
-#define SUMMED 512  /* logits of which one sum is formed; a multiple of NR */
+#define CHUNK 256   /* logits that are read together; a multiple of NR and of SEARCHED */
 #define SEARCHED 32 /* logits among which one is looked for, if one of them is a candidate */
 
 /* The arguments (native/candidates.py). */
 typedef struct {
-    const real *logits; /* (rows, vocabulary) */
+    const real *x;      /* (rows, vocabulary) logits; or (rows, inputs) what `linear` forms them of */
+    Linear linear;      /* without inputs: x is the logits */
     int64_t rows, row_stride, vocabulary;
     int64_t first, best; /* how many first units a row of the result has, and how many of the best others */
     int64_t threads;
@@ -37,28 +39,23 @@ INLINE int64_t insert(real *logits, int64_t *units, int64_t held, int64_t most, 
     return min_of(held + 1, most);
 }
 
-/* log(sum(exp((x - top) / temperature))) */
-static double log_of_sum(const real *x, int64_t count, real top, double temperature)
+/* sum(exp((x - top) / temperature)) */
+static double sum_of_exponentials(const real *x, int64_t count, real top, double temperature)
 {
     real scale = (real)(1 / temperature);
-    double sum = 0;
-    for (int64_t from = 0; from < count; from += SUMMED) {
-        int64_t to = min_of(from + SUMMED, count);
-        vec sums = {0};
-        for (int64_t j = from; j < to; j += NR) {
-            vec pair[2];
-            for (int i = 0; i < 2; i++) {
-                int64_t left = to - j - i * VL;
-                pair[i] = left >= VL ? *(const vec *)(x + j + i * VL)
-                                     : rest_of(x + j + i * VL, max_of(left, 0), -(real)INFINITY);
-                pair[i] = (pair[i] - top) * scale;
-            }
-            exponential(pair, 0);
-            sums += pair[0] + pair[1];
+    vec sums = {0};
+    for (int64_t j = 0; j < count; j += NR) {
+        vec pair[2];
+        for (int i = 0; i < 2; i++) {
+            int64_t left = count - j - i * VL;
+            pair[i] = left >= VL ? *(const vec *)(x + j + i * VL)
+                                 : rest_of(x + j + i * VL, max_of(left, 0), -(real)INFINITY);
+            pair[i] = (pair[i] - top) * scale;
         }
-        sum += sum_of_lanes(sums);
+        exponential(pair, 0);
+        sums += pair[0] + pair[1];
     }
-    return log(sum);
+    return sum_of_lanes(sums);
 }
 
 /* Whether one of SEARCHED logits is greater than `least`. */
@@ -70,28 +67,68 @@ static NOINLINE int has_greater(const real *x, real least)
     return found;
 }
 
-static void candidates_of_row(const CandidatesCall *call, int64_t row)
+/* What was read of a row. */
+typedef struct {
+    int64_t held; /* how many of the best others there are */
+    real top;     /* the largest logit */
+    double sum;   /* of exp((logit - top) / temperature) */
+} RowRead;
+
+/* Read the logits from .. to of a row, which stand at x. */
+static void read_chunk(const CandidatesCall *call, int64_t row, RowRead *read, const real *x, int64_t from, int64_t to)
 {
-    const real *x = call->logits + row * call->row_stride;
-    int64_t width = call->first + call->best, held = 0;
+    int64_t width = call->first + call->best, held = read->held;
     real *log_probs = call->log_probs + row * width, *best = log_probs + call->first;
     int64_t *units = call->units + row * width, *best_units = units + call->first;
-    for (int64_t j = 0; j < call->first; j++) {
-        log_probs[j] = x[j];
+    for (int64_t j = from; j < min_of(call->first, to); j++) {
+        log_probs[j] = x[j - from];
         units[j] = j;
     }
-    for (int64_t from = call->first; from < call->vocabulary; from += SEARCHED) {
-        int64_t to = min_of(from + SEARCHED, call->vocabulary);
-        if (held == call->best && to - from == SEARCHED && !has_greater(x + from, best[held - 1]))
+    for (int64_t at = max_of(from, call->first); at < to; at += SEARCHED) {
+        int64_t end = min_of(at + SEARCHED, to);
+        if (held == call->best && end - at == SEARCHED && !has_greater(x + at - from, best[held - 1]))
             continue;
-        for (int64_t j = from; j < to; j++)
-            if (held < call->best || x[j] > best[held - 1])
-                held = insert(best, best_units, held, call->best, x[j], j);
+        for (int64_t j = at; j < end; j++)
+            if (held < call->best || x[j - from] > best[held - 1])
+                held = insert(best, best_units, held, call->best, x[j - from], j);
     }
-    real top = largest(log_probs, width, -(real)INFINITY);
-    double sum = log_of_sum(x, call->vocabulary, top, call->temperature);
+    real top = largest(x, to - from, read->top);
+    if (top > read->top)
+        read->sum *= exp((read->top - top) / call->temperature);
+    if (top > -(real)INFINITY)
+        read->sum += sum_of_exponentials(x, to - from, top, call->temperature);
+    read->held = held;
+    read->top = top;
+}
+
+/* The result of a row all of whose logits were read. */
+static void end_row(const CandidatesCall *call, int64_t row, const RowRead *read)
+{
+    int64_t width = call->first + call->best;
+    real *log_probs = call->log_probs + row * width;
+    double sum = log(read->sum);
     for (int64_t j = 0; j < width; j++)
-        log_probs[j] = (real)((log_probs[j] - top) / call->temperature - sum);
+        log_probs[j] = (real)((log_probs[j] - read->top) / call->temperature - sum);
+}
+
+/* The candidates of ROWS_OF_A_LAYER rows at most.  `logits` has room for CHUNK of each. */
+static void candidates_of_rows(const CandidatesCall *call, int64_t first, int64_t rows, real *logits)
+{
+    const Linear *linear = &call->linear;
+    const real *x = call->x + first * call->row_stride;
+    RowRead read[ROWS_OF_A_LAYER];
+    for (int64_t i = 0; i < rows; i++)
+        read[i] = (RowRead){0, -(real)INFINITY, 0};
+    for (int64_t from = 0; from < call->vocabulary; from += CHUNK) {
+        int64_t to = min_of(from + CHUNK, call->vocabulary);
+        if (linear->inputs)
+            linear_rows(linear, from / NR, (to + NR - 1) / NR, x, call->row_stride, rows, NULL, logits, CHUNK, SUM);
+        for (int64_t i = 0; i < rows; i++)
+            read_chunk(call, first + i, read + i, linear->inputs ? logits + i * CHUNK : x + i * call->row_stride + from,
+                       from, to);
+    }
+    for (int64_t i = 0; i < rows; i++)
+        end_row(call, first + i, read + i);
 }
 
 #endif

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.native import build
+from relpos_fairseq.attention.native.layer import LinearArg, Packed
 
 WORK_OF_A_THREAD = 1 << 16  # logits that are worth a thread
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
@@ -17,7 +18,8 @@ class CandidatesCall(ctypes.Structure):
     """candidates.h's struct CandidatesCall, field by field."""
 
     _fields_ = [
-        ("logits", _pointer),
+        ("x", _pointer),
+        ("linear", LinearArg),
         *((name, _integer) for name in ("rows", "row_stride", "vocabulary", "first", "best", "threads")),
         ("temperature", ctypes.c_double),
         ("log_probs", _pointer),
@@ -31,27 +33,31 @@ def serves(logits: Tensor) -> bool:
     return known and logits.stride(-1) == 1 and build.problem(logits.dtype) is None
 
 
-def candidates(logits: Tensor, first: int, best: int, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def candidates(
+    x: Tensor, first: int, best: int, temperature: float = 1.0, projection: Packed | None = None
+) -> tuple[Tensor, Tensor]:
     """Return log-probabilities (rows, first + best) of logits (rows, V), and the number of each in the vocabulary.
 
     Args:
-        logits: for which `serves` is True.
+        x: the logits (rows, V), or what `projection` forms them of (rows, E); `serves` is True for it.
         first: how many units from the vocabulary's first on each row has, likely or not.
         best: how many of the most likely others it has behind them, in descending order.
         temperature: by which logits are divided.
+        projection: whose outputs are the logits, none of which is kept; None: `x` is the logits.
 
     Raises:
         ValueError: the vocabulary has fewer units, or none of the others is asked for.
+        MemoryError: there is none for some rows' logits.
     """
-    rows, vocabulary = logits.shape
+    rows, vocabulary = len(x), x.size(1) if projection is None else projection.arg.outputs
     if first < 0 or best < 1 or first + best > vocabulary:
         raise ValueError(f"{first} first and {best} best candidates of a vocabulary of {vocabulary} units")
-    log_probs = logits.new_empty(rows, first + best)
+    log_probs = x.new_empty(rows, first + best)
     units = torch.empty(rows, first + best, dtype=torch.long)
     call = CandidatesCall(
-        logits=logits.data_ptr(),
+        x=x.data_ptr(),
         rows=rows,
-        row_stride=logits.stride(0),
+        row_stride=x.stride(0),
         vocabulary=vocabulary,
         first=first,
         best=best,
@@ -60,5 +66,8 @@ def candidates(logits: Tensor, first: int, best: int, temperature: float = 1.0) 
         log_probs=log_probs.data_ptr(),
         units=units.data_ptr(),
     )
-    build.entry(logits.dtype, "relpos_candidates", None, CandidatesCall, ctypes.sizeof(CandidatesCall))(call)
+    if projection is not None:
+        call.linear = projection.arg
+    if build.entry(x.dtype, "relpos_candidates", ctypes.c_int, CandidatesCall, ctypes.sizeof(CandidatesCall))(call):
+        raise MemoryError(f"a search has no memory for the logits of {rows} hypotheses")
     return log_probs, units

@@ -12,7 +12,6 @@
 
 #include "backward.h"
 #include "candidates.h"
-#include "layer.h"
 
 /* A thread keeps its buffers between calls, so that the system need not map their pages again; large ones are freed,
  * since a call that needs them takes long anyway. */
@@ -174,17 +173,27 @@ int relpos_step(const StepCall *call)
 
 int64_t relpos_step_size(void) { return sizeof(StepTables) + sizeof(StepCall); }
 
-/* Find the candidates of each row of logits (candidates.h): write `log_probs` and `units`. */
-void relpos_candidates(const CandidatesCall *call)
+/* Find the candidates of each row of logits (candidates.h): write `log_probs` and `units`.  Return 0, or 1 if memory is
+ * lacking. */
+int relpos_candidates(const CandidatesCall *call)
 {
-#pragma omp parallel num_threads(call->threads)
+    int failed = 0;
+    int64_t parts = max_of((call->rows + ROWS_OF_A_LAYER - 1) / ROWS_OF_A_LAYER, call->threads);
+#pragma omp parallel num_threads(call->threads) reduction(+ : failed)
     {
         unsigned mode = flush_subnormals();
+        real *logits = (real *)borrow_buffer(ROWS_OF_A_LAYER * CHUNK * sizeof(real));
+        failed = !logits;
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < call->rows; row++)
-            candidates_of_row(call, row);
+        for (int64_t part = 0; part < parts; part++) {
+            int64_t first = call->rows * part / parts, last = call->rows * (part + 1) / parts;
+            if (!failed)
+                candidates_of_rows(call, first, last - first, logits);
+        }
+        return_buffer();
         restore_mode(mode);
     }
+    return failed > 0;
 }
 
 int64_t relpos_candidates_size(void) { return sizeof(CandidatesCall); }
@@ -204,7 +213,7 @@ void relpos_linear(const LinearCall *call)
         int64_t to = by_rows ? min_of(blocks * (part + 1) / parts * MR, call->rows) : call->rows;
         int64_t first = by_rows ? 0 : panels * part / parts, last = by_rows ? panels : panels * (part + 1) / parts;
         linear_rows(linear, first, last, call->x + from * call->row_stride, call->row_stride, to - from, NULL,
-                    call->out + from * linear->outputs, linear->outputs, SUM);
+                    call->out + from * linear->outputs + first * NR, linear->outputs, SUM);
     }
 }
 

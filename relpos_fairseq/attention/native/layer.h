@@ -44,9 +44,10 @@ typedef struct {
 /* ------------------------------------------------------------------------------------------------- Linear layers */
 
 #define ROWS_OF_A_LAYER 128 /* rows that go through a layer together, so that they stay in the second-level cache */
-#define CACHED_INPUTS 65536 /* numbers of x that are multiplied with all panels before others are */
+#define CACHED_ROWS 120     /* rows, and inputs of each, that are multiplied with all panels before others are; */
+#define CACHED_INPUTS 512   /* the first is a multiple of MR */
 
-/* Which sum a product has beside the bias, and what becomes of it. */
+/* What becomes of a product: its sum with others, or the positive part; the kinds add up. */
 enum { SUM = 0, POSITIVE = 1, WITH_RESIDUAL = 2 };
 
 /* out (rows, NR) = one panel's columns of a linear layer. */
@@ -73,9 +74,9 @@ INLINE void linear_block(int64_t k, int rows, const real *x, int64_t x_row, cons
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++) {
-            if (kind == WITH_RESIDUAL)
+            if (kind & WITH_RESIDUAL)
                 sums[i][v] += *(const vec *)(residual + i * out_row + v * VL);
-            if (kind == POSITIVE)
+            if (kind & POSITIVE)
                 sums[i][v] = where(sums[i][v] < (vec){0}, (vec){0}, sums[i][v]); /* NaN stays */
             *(vec *)(out + i * out_row + v * VL) = sums[i][v];
         }
@@ -94,7 +95,9 @@ typedef void LinearBlock(int64_t k, const real *x, int64_t x_row, const real *pa
     LINEAR_BLOCK(rows_name##_sum, rows, SUM)                \
     LINEAR_BLOCK(rows_name##_positive, rows, POSITIVE)      \
     LINEAR_BLOCK(rows_name##_residual, rows, WITH_RESIDUAL) \
-    static LinearBlock *const rows_name[] = {rows_name##_sum, rows_name##_positive, rows_name##_residual};
+    LINEAR_BLOCK(rows_name##_both, rows, POSITIVE | WITH_RESIDUAL) \
+    static LinearBlock *const rows_name[] = {rows_name##_sum, rows_name##_positive, rows_name##_residual, \
+                                             rows_name##_both};
 LINEAR_BLOCKS(whole_block, MR)
 LINEAR_BLOCKS(larger_part, MR * 2 / 3)
 LINEAR_BLOCKS(smaller_part, MR / 3)
@@ -108,40 +111,47 @@ INLINE LinearBlock *const *blocks_for(int64_t rows, int64_t *count)
     return part == 3 ? whole_block : part == 2 ? larger_part : part == 1 ? smaller_part : one_row;
 }
 
-/* The columns of panel p, for all rows, of a linear layer. */
-static void linear_panel(const Linear *linear, int64_t p, const real *x, int64_t x_row, int64_t rows,
-                         const real *residual, real *out, int64_t out_row, int kind)
+/* `columns` <= NR of a linear layer, for all rows and k of its inputs. */
+static void linear_panel(int64_t k, const real *x, int64_t x_row, int64_t rows, const real *panel, const real *bias,
+                         const real *residual, real *out, int64_t out_row, int64_t columns, int kind)
 {
-    const real *panel = linear->packed + p * linear->inputs * NR;
-    const real *bias = linear->packed + round_up(linear->outputs, NR) * linear->inputs + p * NR;
-    int64_t columns = min_of(NR, linear->outputs - p * NR), count;
+    int64_t count;
     for (int64_t i = 0; i < rows; i += count) {
         LinearBlock *const *block = blocks_for(rows - i, &count);
-        const real *beside = kind == WITH_RESIDUAL ? residual + i * out_row + p * NR : NULL;
-        real *to = out + i * out_row + p * NR;
+        const real *beside = kind & WITH_RESIDUAL ? residual + i * out_row : NULL;
+        real *to = out + i * out_row;
         if (columns == NR) {
-            block[kind](linear->inputs, x + i * x_row, x_row, panel, bias, beside, to, out_row);
+            block[kind](k, x + i * x_row, x_row, panel, bias, beside, to, out_row);
             continue;
         }
         real tile[MR * 2 * VECTOR_BYTES / sizeof(real)], given[MR * 2 * VECTOR_BYTES / sizeof(real)] = {0};
         for (int64_t r = 0; beside && r < count; r++)
             memcpy(given + r * NR, beside + r * out_row, columns * sizeof(real));
-        block[kind](linear->inputs, x + i * x_row, x_row, panel, bias, given, tile, NR);
+        block[kind](k, x + i * x_row, x_row, panel, bias, given, tile, NR);
         for (int64_t r = 0; r < count; r++)
             memcpy(to + r * out_row, tile + r * NR, columns * sizeof(real));
     }
 }
 
-/* out (rows, out) = what `kind` says of x (rows, in), for the panels first .. last.  Each panel is read once for as many
- * rows as stay in a cache. */
+/* out (rows, columns of these panels) = what `kind` says of x (rows, inputs), for the panels first .. last.  Rows and
+ * inputs are taken as many at a time as stay in a cache: what came of the inputs before is a residual. */
 static void linear_rows(const Linear *linear, int64_t first, int64_t last, const real *x, int64_t x_row, int64_t rows,
                         const real *residual, real *out, int64_t out_row, int kind)
 {
-    int64_t together = max_of(CACHED_INPUTS / max_of(linear->inputs, 1) / MR, 1) * MR;
-    for (int64_t i = 0; i < rows; i += together)
-        for (int64_t p = first; p < last; p++)
-            linear_panel(linear, p, x + i * x_row, x_row, min_of(together, rows - i),
-                         residual ? residual + i * out_row : NULL, out + i * out_row, out_row, kind);
+    static const real none[2 * VECTOR_BYTES / sizeof(real)];
+    const real *biases = linear->packed + round_up(linear->outputs, NR) * linear->inputs;
+    for (int64_t i = 0; i < rows; i += CACHED_ROWS)
+        for (int64_t from = 0; from < linear->inputs; from += CACHED_INPUTS) {
+            int64_t to = min_of(from + CACHED_INPUTS, linear->inputs), here = min_of(CACHED_ROWS, rows - i);
+            int kind_here = (to < linear->inputs ? 0 : kind & POSITIVE) | (from ? WITH_RESIDUAL : kind & WITH_RESIDUAL);
+            for (int64_t p = first; p < last; p++) {
+                real *of_panel = out + i * out_row + (p - first) * NR;
+                const real *beside = from ? of_panel : residual ? residual + i * out_row + (p - first) * NR : NULL;
+                linear_panel(to - from, x + i * x_row + from, x_row, here,
+                             linear->packed + p * linear->inputs * NR + from * NR, from ? none : biases + p * NR,
+                             beside, of_panel, out_row, min_of(NR, linear->outputs - p * NR), kind_here);
+            }
+        }
 }
 
 INLINE int64_t panels_of(const Linear *linear) { return (linear->outputs + NR - 1) / NR; }

@@ -1,3 +1,3 @@
-"""Contiguous streams of text: how they are cut, read, and what is remembered of them."""
+"""Contiguous streams of text: how they are cut and read."""
 
 import fairseq  # noqa: F401  (the plugin registers first)

@@ -1,4 +1,4 @@
-"""Divide a long text into contiguous rows and blocks, read them in order, and carry memory from block to block.
+"""Divide a long text into contiguous rows and blocks, and read them in order.
 
 A split is one stream of N tokens.  Token t > 0 is predicted from the tokens before it, so there are N - 1 predictions.
 They are divided among R rows as evenly as possible (the first rows have one more), each row a contiguous part.  A row
@@ -13,8 +13,7 @@ W processes with B rows thus see what one process with B W rows sees.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from torch import Tensor
 
 from relpos_fairseq.io.indexed import read_indexed
 from relpos_fairseq.io.reading import reading
-from relpos_fairseq.modules.memory import Memory, MemoryCarrier
 
 
 @dataclass(frozen=True)
@@ -369,65 +367,3 @@ class StreamBatchIterator(EpochBatchIterator):
                 f"--reset-dataloader to start at the beginning of the stream"
             )
         super().load_state_dict(state_dict)
-
-
-# Memory
-
-
-class StreamMemory:
-    """Carry memory from block to block; raise an error for a block that does not follow the last one.
-
-    Block 0 starts without memory.  Each epoch, validation and shard begins with block 0.
-    """
-
-    def __init__(self) -> None:
-        self.next_step = 0
-        self.memory: Memory | None = None
-        self._attempt: Hashable = None
-        self._before: dict[int, Memory | None] = {}
-
-    @contextmanager
-    def block(self, step: int, attempt: Hashable, device: torch.device) -> Iterator[MemoryCarrier]:
-        """Give the forward pass in the `with` block the memory before a block, and store the memory that it returns.
-
-        A pass that is repeated within one attempt (an update after an overflow, a batch after running out of GPU
-        memory) starts from the memory of the first pass.
-
-        Args:
-            step: the block's number, which must follow that of the last block.
-            attempt: a key of the attempt: the number of the update, or the block itself.
-            device: of the model.
-        """
-        if attempt != self._attempt or step == 0:  # overflows may last longer than an epoch
-            self._attempt, self._before = attempt, {}
-        if step == 0:
-            memory = None
-        elif step in self._before:
-            memory = self._before[step]
-        elif step == self.next_step:
-            memory = self.memory
-        else:
-            raise ValueError(
-                f"block {step} of the stream came where block {self.next_step} follows: memory "
-                f"needs blocks in their order (a checkpoint of another data position?)"
-            )
-        memory = None if memory is None else memory.on(device)
-        self._before[step] = memory
-        carrier = MemoryCarrier(memory)
-        yield carrier
-        self.memory, self.next_step = carrier.memory, step + 1
-
-    def state_dict(self) -> dict:
-        """Return the number of the next block, and the memory as plain tensors on the CPU."""
-        memory = None
-        if self.memory is not None:
-            memory = {name: part.cpu() for name, part in self.memory.state_dict().items()}
-        return {"next_step": self.next_step, "memory": memory}
-
-    @classmethod
-    def from_state_dict(cls, state: dict) -> StreamMemory:
-        restored = cls()
-        restored.next_step = state["next_step"]
-        if state["memory"] is not None:
-            restored.memory = Memory.from_state_dict(state["memory"])
-        return restored

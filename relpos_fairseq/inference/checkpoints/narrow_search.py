@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.search import BeamSearch
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from torch import Tensor
 
 from relpos_fairseq.attention.native.candidates import candidates, serves
+from relpos_fairseq.attention.native.layer import Packed, packs
 from relpos_fairseq.models.decoder import RelPosDecoder
+from relpos_fairseq.nn.packed import PackedLinear
 
 NO_LAYER = -1  # whose attention over the source is kept
 MOST_NAMED = 16  # units up to the last that a search names: more of them would be as wide as a vocabulary
@@ -60,6 +63,15 @@ def _is_served(ensemble: EnsembleModel) -> bool:
         return False
     like = next(decoder.parameters())
     return not torch.is_autocast_enabled("cpu") and serves(like.detach().reshape(1, -1)[:, :1])
+
+
+def _projection_of(decoder: RelPosDecoder) -> Packed | None:
+    """Return the packed layer whose outputs are a decoder's scores, where the kernel computes what the layer does."""
+    layer = decoder.output_projection
+    plain = type(decoder).output_layer is TransformerDecoderBase.output_layer and type(layer) is PackedLinear
+    if not plain or layer._forward_hooks or not layer.product.applies_to(layer.weight) or not packs(layer.weight):
+        return None
+    return layer.product.packed.packed
 
 
 class ColumnSearch(BeamSearch):
@@ -107,12 +119,17 @@ class ColumnModel(EnsembleModel):
         self, tokens: Tensor, encoder_outs: list, incremental_states: list[dict], temperature: float = 1.0
     ) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities (rows, columns), and attention (rows, S) or None, as fairseq does."""
-        encoder_out = encoder_outs[0] if encoder_outs else None
+        encoder_out, decoder = encoder_outs[0] if encoder_outs else None, self.single_model.decoder
         asked = {} if self.weighs else {"alignment_layer": NO_LAYER}
-        scores, extra = self.single_model.decoder(
-            tokens, encoder_out=encoder_out, incremental_state=incremental_states[0], **asked
+        projection = _projection_of(decoder)
+        x, extra = decoder(
+            tokens,
+            encoder_out=encoder_out,
+            incremental_state=incremental_states[0],
+            features_only=projection is not None,
+            **asked,
         )
         self._begun = True
-        found, self._search.units = candidates(scores[:, -1], self._named, self._best, temperature)
+        found, self._search.units = candidates(x[:, -1], self._named, self._best, temperature, projection)
         attention = extra["attn"][0]
         return found.float(), None if attention is None else attention[:, -1]

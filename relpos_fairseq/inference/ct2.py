@@ -1,4 +1,4 @@
-"""Open a translation model for `relpos translate`: a checkpoint, or an exported folder that CTranslate2 runs."""
+"""Translate with a folder of `relpos export ct2`: sentences in symbols in, CTranslate2's hypotheses out."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from relpos_fairseq.export.optional_imports import require
-from relpos_fairseq.inference.translator import Hypothesis, Search, Translator
+from relpos_fairseq.inference.translator import Hypothesis, Search
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.packages import require
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.text.assets import TEXT_FOLDER, read_text
 
@@ -28,7 +28,16 @@ class Facts(_Facts, total=False):
     longest_output: int | None
 
 
-def open_ct2_folder(folder: Path, cpu: bool) -> Ct2Translator:
+def engine() -> Any:
+    """Import CTranslate2.
+
+    Raises:
+        UserError: it is absent or too old.
+    """
+    return require("ctranslate2", LEAST)
+
+
+def load(folder: Path, cpu: bool) -> Ct2Translator:
     """Open a folder that `relpos export ct2` wrote.
 
     Raises:
@@ -49,7 +58,7 @@ class Ct2Translator:
     """
 
     def __init__(self, folder: Path, facts: Facts, cpu: bool) -> None:
-        library = require("ctranslate2", LEAST)
+        library = engine()
         device = "cuda" if not cpu and library.get_cuda_device_count() else "cpu"
         self.engine = library.Translator(str(folder), device=device)
         self.source, self.target = (read_text(folder / TEXT_FOLDER, one) for one in facts["languages"])
@@ -97,40 +106,3 @@ def decode(engine: Any, batch: Sequence[list[str]], search: Search, limit: int |
         suppress_sequences=[[BLANK]],
     )
     return [[Hypothesis(*pair) for pair in zip(one.hypotheses, one.scores, strict=True)] for one in results]
-
-
-def open_translator(
-    path: Path,
-    data: Path | None = None,
-    cpu: bool = False,
-    quantization: str | None = None,
-    languages: tuple[str | None, str | None] = (None, None),
-) -> Translator:
-    """Return the translator of a checkpoint or of an exported folder.
-
-    Args:
-        path: a checkpoint's file, or the folder of an export.
-        data: data folder of a checkpoint that has no text/ beside it.
-        cpu: use no GPU.
-        quantization: `int8` or `bf16` of a checkpoint, or None.
-        languages: the source's and the target's, of a checkpoint that translates between several.
-
-    Raises:
-        UserError: it is neither, or no translation model.
-    """
-    if (path / "model.bin").is_file():  # CTranslate2's
-        if quantization is not None:
-            raise UserError(f"--quantization {quantization}: {path} has the weights that it was exported with")
-        if languages != (None, None):
-            raise UserError(f"--source-lang, --target-lang: {path} translates between the languages of its export")
-        return open_ct2_folder(path, cpu)
-    if path.is_dir():
-        if (path / "config.json").is_file() or any(path.glob("*.onnx")):
-            raise UserError(
-                f"{path} is an export that relpos translate does not run: name a folder of relpos export ct2, "
-                f"or a checkpoint"
-            )
-        raise UserError(f"{path} is a folder: name the checkpoint in it")
-    from relpos_fairseq.inference.checkpoints import loading  # with fairseq, which exports do without
-
-    return loading.load_translator(path, data, cpu, quantization, languages)

@@ -1,0 +1,196 @@
+"""Linear layers by the kernel in C, and a decoder layer's rest, are those of torch and of fairseq."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from helpers.models import batch, small_model
+from relpos_fairseq.attention.native import build, layer
+from relpos_fairseq.attention.native.candidates import candidates
+from relpos_fairseq.modules.layer_rest import CHANGES, LayerRest
+from relpos_fairseq.nn.packed import pack, quantize
+
+pytestmark = pytest.mark.skipif(build.problem() is not None, reason="no C compiler")
+
+
+@st.composite
+def layers(draw):
+    """Rows, a weight and a bias or none; rows lie apart, or one behind the other."""
+    rows, outputs = draw(st.integers(0, 150)), draw(st.integers(1, 150))
+    inputs = draw(st.one_of(st.integers(1, 90), st.integers(500, 1100)))
+    torch.manual_seed(draw(st.integers(0, 99)))
+    apart = draw(st.booleans())
+    x = torch.randn(rows, inputs + 7)[:, 3 : 3 + inputs] if apart else torch.randn(rows, inputs)
+    return x, torch.randn(outputs, inputs), torch.randn(outputs) if draw(st.booleans()) else None
+
+
+@settings(deadline=None)
+@given(layers(), st.integers(1, 3))
+def test_a_linear_layer(given, threads):
+    """Of any sizes and threads: as in fp64, to some units in the last place of the sum of absolute values."""
+    x, weight, bias = given
+    before, least = torch.get_num_threads(), layer.WORK_OF_A_THREAD
+    try:
+        torch.set_num_threads(threads)
+        layer.WORK_OF_A_THREAD = 1
+        found = layer.linear(x, layer.pack(weight, bias))
+    finally:
+        torch.set_num_threads(before)
+        layer.WORK_OF_A_THREAD = least
+    none = torch.zeros(len(weight))
+    expected = F.linear(x.double(), weight.double(), (none if bias is None else bias).double())
+    most = F.linear(x.abs(), weight.abs(), none if bias is None else bias.abs())
+    assert found.shape == expected.shape and bool(((found - expected).abs() <= 1e-6 * most + 1e-30).all())
+
+
+@settings(deadline=None)
+@given(layers(), st.integers(0, 4), st.integers(1, 9))
+def test_candidates_of_a_projection(given, first, best):
+    """Those of its outputs, none of which is kept."""
+    x, weight, bias = given
+    weight = torch.cat([weight, torch.randn(700, weight.size(1))])
+    bias = None if bias is None else torch.cat([bias, torch.randn(700)])
+    packed = layer.pack(weight, bias)
+    logits = layer.linear(x, packed)
+    found, units = candidates(x, first, best, 0.7, packed)
+    expected, chosen = candidates(logits, first, best, 0.7)
+    assert torch.equal(units, chosen)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def steps(model: nn.Module, beams: int = 2) -> Tensor:
+    """Scores of a decoder's steps, whose rows a search selects; the last step has fewer rows."""
+    source, _ = batch(4, 9)
+    target = torch.randint(4, 24, (4 * beams, 9), generator=torch.Generator().manual_seed(2))
+    target[:, 0] = 2
+    with torch.no_grad():
+        encoded = model.encoder(source)
+        encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(4).repeat_interleave(beams))
+        state: dict = {}
+        found = []
+        for end in range(1, 9):
+            found.append(model.decoder(target[:, :end], encoded, incremental_state=state)[0][:, -1])
+            order = torch.arange(len(target)).view(-1, beams).flip(1).flatten()
+            order = order[beams:] if end == 7 else order
+            target = target[order]
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            encoded = model.encoder.reorder_encoder_out(encoded, order)
+    return torch.cat(found)
+
+
+def joined(model: nn.Module) -> list[Any]:
+    return [one.rest for one in model.decoder.layers]
+
+
+@pytest.mark.parametrize("values", [{}, {"decoder_normalize_before": True}, {"activation_fn": "gelu"}], ids=str)
+def test_steps_of_a_decoder(values, monkeypatch):
+    """As without it, of layers that normalise before or after; another activation is not the kernel's."""
+    model = small_model(decoder_position_scheme="m4", **values)
+    for part in model.modules():
+        if isinstance(part, nn.LayerNorm):
+            nn.init.normal_(part.weight, 1, 0.3)
+            nn.init.normal_(part.bias, 0, 0.3)
+    expected = steps(model)
+    pack(model)
+    called, honest = [], layer.layer
+    monkeypatch.setattr(layer, "layer", lambda *given: called.append(1) or honest(*given))
+    torch.testing.assert_close(steps(model), expected, rtol=1e-5, atol=1e-5)
+    assert all((one is None) == ("activation_fn" in values) for one in joined(model))
+    assert bool(called) == ("activation_fn" not in values)
+
+
+def test_threads_take_rows_and_find_the_same(monkeypatch):
+    """Each its own sources, padding and queries."""
+    model = small_model(decoder_position_scheme="t5")
+    pack(model)
+    alone, before = steps(model, beams=3), torch.get_num_threads()
+    monkeypatch.setattr(layer, "WORK_OF_A_THREAD", 1)
+    try:
+        torch.set_num_threads(5)
+        together = steps(model, beams=3)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("option", CHANGES)
+def test_what_the_kernel_has_not_is_fairseqs(option):
+    """Options of NormFormer, which no flag of ours sets."""
+    model = small_model()
+    for one in model.decoder.layers:
+        width = one.fc1.out_features if option == "ffn_layernorm" else one.embed_dim
+        scale = nn.Parameter(torch.full((one.nh if option == "c_attn" else width,), 1.5))
+        setattr(one, option, nn.LayerNorm(width) if option.endswith(("ln", "norm")) else scale)
+    expected = steps(model)
+    pack(model)
+    assert joined(model) == [None] * len(model.decoder.layers)
+    torch.testing.assert_close(steps(model), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_in_int8_has_no_rest_of_before():
+    model = small_model()
+    pack(model)
+    assert all(isinstance(one, LayerRest) for one in joined(model))
+    quantize(model, "int8")
+    assert joined(model) == [None] * len(model.decoder.layers)
+
+
+def test_weights_and_norms_that_change_are_read_anew():
+    model = small_model()
+    pack(model)
+    before = steps(model)
+    other = small_model(seed=2)
+    model.load_state_dict(other.state_dict())
+    torch.testing.assert_close(steps(model), steps(other), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(steps(model), before)
+    for part in (model, other):
+        for norm in part.modules():
+            if isinstance(norm, nn.LayerNorm):
+                norm.weight = nn.Parameter(norm.weight.detach() * 1.5)
+    torch.testing.assert_close(steps(model), steps(other), rtol=1e-5, atol=1e-5)
+
+
+def test_a_copy_reads_its_own_weights():
+    model = small_model()
+    pack(model)
+    expected = steps(model)
+    twin = copy.deepcopy(model)
+    assert all(one.layer is own for one, own in zip(joined(twin), twin.decoder.layers, strict=True))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
+    assert torch.equal(steps(twin), expected)
+
+
+def test_dropout_and_gradients_are_fairseqs(monkeypatch):
+    """Dropout that stays in inference, training, and gradients: the kernel is not asked."""
+    model = small_model(dropout=0.5)
+    pack(model)
+    monkeypatch.setattr(layer, "layer", lambda *_: pytest.fail("the kernel has no dropout"))
+    for part in model.modules():
+        if hasattr(part, "apply_during_inference"):
+            part.apply_during_inference = True
+    steps(model)
+    plain = small_model()
+    pack(plain)
+    source, target = batch()
+    found = plain.decoder(target[:, :1], plain.encoder(source), incremental_state={})[0]
+    assert found.requires_grad
+
+
+def test_no_number_stays_none():
+    """NaN goes through the feed-forward network, as through torch's relu."""
+    model = small_model()
+    pack(model)
+    with torch.no_grad():
+        model.decoder.layers[0].fc1.bias[0] = math.nan
+    assert bool(steps(model).isnan().all())
