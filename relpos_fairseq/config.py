@@ -23,7 +23,7 @@ from relpos_fairseq.options import (
     SchemeOptions,
     in_order,
 )
-from relpos_fairseq.placement import PositionPlan, SchemePlan
+from relpos_fairseq.plan import PositionPlan, SchemePlan
 from relpos_fairseq.scheme import REGISTER, PositionScheme
 from relpos_fairseq.schemes import DEFAULT, EXAMPLE, LAYERED, parse_layers, scheme_names
 

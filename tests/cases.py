@@ -7,6 +7,7 @@ parameters under their own names.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALE, SHARE, Option
-from relpos_fairseq.placement import Placement, PositionPlan, SchemeStack
+from relpos_fairseq.placement import Placement, SchemeStack
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape, PositionScheme
 from relpos_fairseq.schemes import scheme_class, scheme_names
@@ -232,6 +234,12 @@ def kinds_of(scheme: str) -> set[str]:
     values = {(one.name, id(getattr(term, one.name))) for term in terms for one in fields(term)}
     found = {name for name, value in values if value not in (id(None), id(False))} - {"relation"}
     return found | ({"rotation"} if stack.context(positions).rotation is not None else set())
+
+
+def kinds_without(schemes: Iterable[str], tested: Iterable[str]) -> dict[str, set[str]]:
+    """The schemes with a kind of term that no member of the tested schemes and hybrids has, and which kinds."""
+    known = set().union(*(kinds_of(name) for joined in tested for name in joined.split("+")))
+    return {name: kinds for name in schemes if (kinds := kinds_of(name) - known)}
 
 
 def oracle_members(schemes: list[PositionScheme]) -> list[tuple[str, dict, dict]]:

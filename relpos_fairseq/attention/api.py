@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -135,31 +137,67 @@ def _full_precision(device: str) -> AbstractContextManager:
 # ------------------------------------------------------------------------------------------------- Rules
 
 
+@dataclass(frozen=True)
+class _Call:
+    """One attention call, as the rows of `RULES` ask about it."""
+
+    inputs: AttentionInputs
+    has_terms: bool
+    need_weights: bool
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.inputs.q.device.type == "cpu"
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the call has no terms and wants no probabilities, as SDPA serves it."""
+        return not (self.has_terms or self.need_weights)
+
+    @property
+    def is_plain_step(self) -> bool:
+        return self.on_cpu and self.inputs.positions.is_step and self.is_plain
+
+    @property
+    def is_short(self) -> bool:
+        return self.on_cpu and _is_short(self.inputs)
+
+    @property
+    def for_triton(self) -> bool:
+        return self.has_terms and not self.need_weights and on_gpu(self.inputs) and _is_triton(self.inputs)
+
+    @property
+    def for_native(self) -> bool:
+        return not self.need_weights and _is_native(self.inputs, _first(WITHOUT_KERNELS, self))
+
+
+Rules = tuple[tuple[str, Callable[[_Call], bool]], ...]  # a backend, and which calls it gets if no earlier row does
+WITHOUT_KERNELS: Rules = (
+    ("sdpa", lambda call: call.is_plain and not call.inputs.dropout),  # SDPA on a CPU would hold all probabilities
+    ("reference", lambda call: _is_one_slice(call.inputs)),
+    ("blocked", lambda call: True),
+)
+RULES: Rules = (
+    ("reference", lambda call: is_exported() or is_transformed()),
+    ("native", lambda call: _is_native_step(call.inputs, call.need_weights)),
+    ("blocked", lambda call: call.is_plain_step and beats_sdpa_on_step(call.inputs, "blocked")),
+    ("sdpa", lambda call: call.is_plain_step),
+    ("triton", lambda call: call.for_triton),
+    ("sdpa", lambda call: call.is_plain and not call.on_cpu),
+    ("sdpa", lambda call: call.is_plain and call.is_short and not call.inputs.dropout),
+    ("reference", lambda call: call.is_short or blocked.refusal(call.inputs) is not None),
+    ("native", lambda call: call.for_native),
+    *WITHOUT_KERNELS,
+)
+
+
 def choose(inputs: AttentionInputs, need_weights: bool = False) -> str:
-    """Return the name of the backend that `auto` chooses for a call."""
-    if is_exported() or is_transformed():
-        return "reference"
-    if _is_native_step(inputs, need_weights):
-        return "native"
-    on_cpu = inputs.q.device.type == "cpu"
-    with_terms = _has_terms(inputs)
-    if on_cpu and inputs.positions.is_step and not need_weights and not with_terms:
-        return "blocked" if beats_sdpa_on_step(inputs, "blocked") else "sdpa"
-    short = on_cpu and _is_short(inputs)
-    if with_terms:
-        if on_gpu(inputs) and not need_weights and _is_triton(inputs):
-            return "triton"
-        short |= blocked.refusal(inputs) is not None
-    elif not need_weights:
-        # With dropout, SDPA on a CPU holds all probabilities.
-        if short and not inputs.dropout or not on_cpu:
-            return "sdpa"
-    if short:
-        return "reference"
-    instead = "sdpa"
-    if with_terms or need_weights or inputs.dropout:
-        instead = "reference" if _is_one_slice(inputs) else "blocked"
-    return "native" if not need_weights and _is_native(inputs, instead) else instead
+    """Return the name of the backend that `auto` chooses for a call: that of the first row of `RULES` that fits."""
+    return _first(RULES, _Call(inputs, _has_terms(inputs), need_weights))
+
+
+def _first(rules: Rules, call: _Call) -> str:
+    return next(backend for backend, fits in rules if fits(call))
 
 
 def crossover_length(inputs: AttentionInputs) -> int:

@@ -1,9 +1,9 @@
-"""Sum the terms of all schemes into one table a kind, which is what the kernels read.
+"""Sum the terms of all schemes field by field, into the tables that the kernels read.
 
 Both kernels, in C and in Triton, read vectors and scalars by distance.  A table over distances is
 read over a `Window`: every distance of the window has a row of its own, and the first and last row
 also stand for all distances beyond them, the clipped ends.  `lower` reads every table of every term
-over such a window and sums the terms kind by kind, so that a kernel sees one table of query_vectors,
+over such a window and sums the terms field by field, so that a kernel sees one table of query_vectors,
 one of key_vectors and so on, whatever the schemes are.  Logits that are products of two factors are
 joined into one pair of factors, and a reset becomes two numbers a head.
 
@@ -27,8 +27,8 @@ from relpos_fairseq.terms import Decay, PositionTerms
 
 VECTORS = ("query_vectors", "key_vectors", "trilinear", "value_vectors")
 SCALARS = ("static", "gate")
-OF_VECTORS, OF_SCALARS, OF_FACTORS = 1, 2, 4  # kinds of what terms add to the logits, as bits
-NOTHING = 8  # the numbers of a reset are added, and no kind is replaced
+OF_VECTORS, OF_SCALARS, OF_FACTORS = 1, 2, 4  # the summands of the logits that terms add to, as bits
+NOTHING = 8  # the numbers of a reset are added, and no summand is replaced
 HALF_PARTS = 3  # numbers of 8 bits or more that together hold the 24 bits of single precision
 Factors = tuple[Tensor, Tensor]  # (B|1, H|1, T, r) of queries, (B|1, H|1, S, r) of keys
 
@@ -296,8 +296,8 @@ def folds_offset(inputs: AttentionInputs) -> bool:
     return not multiplied and not inputs.rotated
 
 
-def kinds_of(term: PositionTerms) -> int:
-    """Return as bits which kinds (vectors, scalars, factors) a term adds; v.a_r of a query_offset v is a scalar."""
+def summands_of(term: PositionTerms) -> int:
+    """Return as bits to which summands (vectors, scalars, factors) a term adds; v.a_r of query_offset v is a scalar."""
     vectors = not term.product and (term.query_vectors is not None or term.key_vectors is not None)
     factors = term.static_factors is not None or is_segments(term) or term.decay is not None
     scalars = term.static is not None and not is_segments(term) or term.query_offset is not None
@@ -307,8 +307,8 @@ def kinds_of(term: PositionTerms) -> int:
 class Resets:
     """Combine the resets of a call into one, with two logits for each head: the first token's row and column.
 
-    A kernel sums what terms add by kind (vectors, scalars, factors), and a reset replaces whole kinds.
-    Where one term of a kind is reset and another is not, the kind is replaced for both.  What the
+    A kernel adds three summands (of vectors, scalars, factors), and a reset replaces whole summands.
+    Where one term of a summand is reset and another is not, it is replaced for both.  What the
     other term adds in that row and that column comes back as factors of rank 2:
 
         f_i.g_j = [i is first] row_j + [i is not first] column_i [j is first]
@@ -318,7 +318,7 @@ class Resets:
 
     Attributes:
         held: the terms that are reset.
-        kinds: bits of the replaced kinds; NOTHING if there are none; 0 if no term is reset.
+        replaced: bits of the replaced summands; NOTHING if there are none; 0 if no term is reset.
         first: (B|1,) slot of the first token, or None.
         mixes_tables: whether terms without a reset lose tables that must come back as factors.
         clears_factors: whether factors that are reset are set to 0 in the first token's row and column,
@@ -327,13 +327,13 @@ class Resets:
 
     def __init__(self, inputs: AttentionInputs) -> None:
         self.inputs = inputs
-        self.held = [term for term in inputs.terms if term.reset is not None and kinds_of(term)]
+        self.held = [term for term in inputs.terms if term.reset is not None and summands_of(term)]
         replaced = free = 0
         for term in inputs.terms:
             if term.reset is None:
-                free |= kinds_of(term)
+                free |= summands_of(term)
             else:
-                replaced |= kinds_of(term)
+                replaced |= summands_of(term)
         if needs_offset_table(inputs):
             free |= OF_VECTORS  # u goes into the table of key_vectors
         shared = replaced & free
@@ -343,7 +343,7 @@ class Resets:
         self.clears_factors = bool(replaced & OF_FACTORS and shared)
         if self.clears_factors:
             replaced &= ~OF_FACTORS
-        self.kinds = replaced or (NOTHING if self.held else 0)
+        self.replaced = replaced or (NOTHING if self.held else 0)
         self._resets = [term.reset for term in self.held if term.reset is not None]
         self.first = self._resets[0].first if self._resets else None
 
@@ -437,7 +437,7 @@ def _at(x: Tensor, place: Tensor) -> Tensor:
 
 @dataclass
 class Lowered:
-    """The terms of one call, summed by kind.
+    """The terms of one call, summed field by field.
 
     Args:
         vectors: window of the tables of vectors.
@@ -450,14 +450,14 @@ class Lowered:
             The two static_factors: query_factors (B|1, H|1, T, r), key_factors (B|1, H|1, S, r).
             reset (H|1, 2): the logits of the first token's row and of its column.
         first: (B|1,) slot of the reset's first token, or None.
-        reset_kinds: bits of the kinds that the reset replaces (see `Resets`), 0 without one.
+        reset_replaces: bits of the summands that the reset replaces (see `Resets`), 0 without one.
     """
 
     vectors: Window
     scalars: Window
     tensors: dict[str, Tensor] = field(default_factory=dict)
     first: Tensor | None = None
-    reset_kinds: int = 0
+    reset_replaces: int = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Add a tensor to the sum under `name`, or start that sum with it."""
@@ -483,7 +483,7 @@ def lower(
     dtype: torch.dtype,
     apart: Callable[[PositionTerms], bool] = nothing_apart,
 ) -> Lowered:
-    """Sum the terms of a call by kind, into the operands of a kernel; `refusal` must return None for the call.
+    """Sum the terms of a call field by field, into the operands of a kernel; `refusal` must return None for the call.
 
     Args:
         inputs: the call.
@@ -505,7 +505,7 @@ def lower(
             low.add_factors(*factors)
     if resets is not None and resets.held:
         low.tensors["reset"] = resets.numbers()
-        low.first, low.reset_kinds = resets.first, resets.kinds
+        low.first, low.reset_replaces = resets.first, resets.replaced
         if resets.mixes_tables:
             low.add_factors(*resets.kept(dtype))
     return low

@@ -4,7 +4,7 @@ Torch's compilers and tracers see `relpos::NAME` and `relpos::NAME_backward`, wh
 move and record, but not look into.  A function of autograd calls both operations:
 `torch.library.register_autograd` would add 0.2 ms to a call of the two passes.
 
-An operation takes the tensors of a kernel as one list of those that are present.  Bit p of `kinds`
+An operation takes the tensors of a kernel as one list of those that are present.  Bit p of `present`
 says whether the tensor with the p-th name is in it.  `numbers` and `scale` are all else that the
 kernel is told.
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_CALL = "Tensor[] tensors, int kinds, SymInt[] numbers, float scale"
+_CALL = "Tensor[] tensors, int present, SymInt[] numbers, float scale"
 _library = torch.library.Library("relpos", "FRAGMENT")
 Tensors = Sequence[Tensor]
 
@@ -30,11 +30,11 @@ class Kernel(NamedTuple):
     """The passes of a kernel, and empty tensors of the shapes, types and strides that they return.
 
     Args:
-        forward: of (tensors, kinds, numbers, scale): the outputs, then what `backward` needs.
+        forward: of (tensors, present, numbers, scale): the outputs, then what `backward` needs.
         results: of the same: empty tensors for what `forward` returns.
-        backward: of (grads, results, tensors, kinds, numbers, scale, wanted): the gradients of the tensors
+        backward: of (grads, results, tensors, present, numbers, scale, wanted): the gradients of the tensors
             whose bits `wanted` has, in their order; `grads` are those of the outputs.
-        gradients: of (tensors, kinds, numbers, scale, wanted): empty tensors for what `backward` returns.
+        gradients: of (tensors, present, numbers, scale, wanted): empty tensors for what `backward` returns.
     """
 
     forward: Callable[..., list[Tensor]]
@@ -55,7 +55,7 @@ def define(
         refusal: what has no second derivative, and what to do instead.
 
     Returns:
-        A function of the number of outputs, kinds, numbers, scale and tensors; it returns the outputs.
+        A function of the number of outputs, present, numbers, scale and tensors; it returns the outputs.
     """
     back = f"{name}_backward"
     _library.define(f"{name}({_CALL}) -> Tensor[]")
@@ -71,9 +71,9 @@ def define(
         """Call the forward operation; keep its tensors and results for the backward operation."""
 
         @staticmethod
-        def forward(ctx, outputs: int, kinds: int, numbers, scale: float, *tensors: Tensor):
-            results = forward(tensors, kinds, numbers, scale)
-            ctx.call, ctx.kept = (kinds, numbers, scale), len(results)
+        def forward(ctx, outputs: int, present: int, numbers, scale: float, *tensors: Tensor):
+            results = forward(tensors, present, numbers, scale)
+            ctx.call, ctx.kept = (present, numbers, scale), len(results)
             ctx.save_for_backward(*results, *tensors)
             return results[0] if outputs == 1 else tuple(results[:outputs])
 
@@ -88,29 +88,29 @@ def define(
             found = iter(backward(grads, results, tensors, *ctx.call, wanted))
             return None, None, None, None, *(next(found) if want else None for want in wants)
 
-    def call(outputs: int, kinds: int, numbers, scale: float, tensors: list[Tensor]):
+    def call(outputs: int, present: int, numbers, scale: float, tensors: list[Tensor]):
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:  # which the function refuses
-            found = Attention.apply(outputs, kinds, numbers, scale, *tensors)
+            found = Attention.apply(outputs, present, numbers, scale, *tensors)
             return (found,) if outputs == 1 else found
-        return tuple(forward(tensors, kinds, numbers, scale)[:outputs])
+        return tuple(forward(tensors, present, numbers, scale)[:outputs])
 
     return call
 
 
 def arranged(places: Sequence[str], given: dict[str, Tensor]) -> tuple[int, list[Tensor]]:
-    """Return tensors, given by names of `places`, as `kinds` and a list in the order of `places`."""
-    kinds, tensors = 0, []
+    """Return tensors, given by names of `places`, as `present` and a list in the order of `places`."""
+    present, tensors = 0, []
     for place, name in enumerate(places):
         if name in given:
-            kinds |= 1 << place
+            present |= 1 << place
             tensors.append(given[name])
-    return kinds, tensors
+    return present, tensors
 
 
-def named(places: Sequence[str], kinds: int, tensors: Tensors) -> dict[str, Tensor]:
+def named(places: Sequence[str], present: int, tensors: Tensors) -> dict[str, Tensor]:
     """Return by their names the tensors that `arranged` has put into a list."""
-    present = (name for place, name in enumerate(places) if kinds >> place & 1)
-    return dict(zip(present, tensors, strict=True))
+    names = (name for place, name in enumerate(places) if present >> place & 1)
+    return dict(zip(names, tensors, strict=True))
 
 
 def differentiable_once(what: str, remedy: str) -> Callable[[Callable], Callable]:

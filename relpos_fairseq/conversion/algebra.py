@@ -49,7 +49,7 @@ from relpos_fairseq.conversion import layouts, reshaping
 from relpos_fairseq.conversion.layouts import ENCODER, Params, Place, State, Tables, places, places_of
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
 from relpos_fairseq.conversion.reshaping import merge_layers, resize, spread_heads
-from relpos_fairseq.placement import PositionPlan
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import ConversionSource, PositionScheme
 
 STARTS = ("neutral", "own")

@@ -17,7 +17,7 @@ from relpos_fairseq.conversion.report import ConversionError, outputs_of
 from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, EncoderSource
 from relpos_fairseq.models.building import build_fairseq_roberta, build_roberta
 from relpos_fairseq.models.configs import RelPosRobertaConfig
-from relpos_fairseq.placement import decode_text
+from relpos_fairseq.plan import decode_text
 from relpos_fairseq.saved_options import saved_options
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.assets import asset_files_of

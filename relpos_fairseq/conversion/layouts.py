@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.placement import PositionPlan, encode_text
+from relpos_fairseq.plan import PositionPlan, encode_text
 from relpos_fairseq.scheme import PositionScheme, SchemeOptions
 from relpos_fairseq.schemes.segments import SegmentHead, SegmentInput
 

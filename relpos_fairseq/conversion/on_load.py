@@ -22,7 +22,8 @@ from relpos_fairseq.conversion import ConversionError, NotExactError, convert, l
 from relpos_fairseq.conversion.layouts import ENCODER
 from relpos_fairseq.conversion.report import ConversionReport
 from relpos_fairseq.conversion.source import EncoderSource
-from relpos_fairseq.placement import Placement, PositionPlan, decode_text
+from relpos_fairseq.placement import Placement
+from relpos_fairseq.plan import PositionPlan, decode_text
 from relpos_fairseq.scheme import AttentionShape, PositionMismatchError
 
 if TYPE_CHECKING:

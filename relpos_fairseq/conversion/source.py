@@ -15,7 +15,7 @@ from relpos_fairseq.conversion.ledger import Ledger
 from relpos_fairseq.conversion.report import ConversionReport, NotComparedError, Outputs, PairProbe
 from relpos_fairseq.conversion.vocabulary import Vocabulary
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, RANKING, REGRESSION, SPANS, TOKENS, Head, classifier_of
-from relpos_fairseq.placement import PositionPlan
+from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.schemes import parse_layers
 

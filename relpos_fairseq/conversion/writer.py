@@ -21,7 +21,7 @@ from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.heads import HEAD, RANKING, classifier_of
 from relpos_fairseq.models.building import GENERATING_KINDS
 from relpos_fairseq.models.configs import RelPosRobertaConfig
-from relpos_fairseq.placement import decode_text
+from relpos_fairseq.plan import decode_text
 from relpos_fairseq.tasks.question_answering_config import QuestionAnsweringConfig
 
 CHECKPOINT = "model.pt"

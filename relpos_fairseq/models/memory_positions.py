@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.models.decoder import decoder_positions
-from relpos_fairseq.placement import Placement, encode_text
+from relpos_fairseq.placement import Placement
+from relpos_fairseq.plan import encode_text
 from relpos_fairseq.positions import is_exported
 from relpos_fairseq.relations import sinusoid_of_distance
 

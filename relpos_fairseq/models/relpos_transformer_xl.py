@@ -38,7 +38,8 @@ from relpos_fairseq.models.memory_positions import memory_positions, window_of
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLanguageModel, RelPosLMDecoder
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier, carried, number_documents
 from relpos_fairseq.modules.transformer_layer import RelPosMemoryLayer
-from relpos_fairseq.placement import DecodingTerms, Placement, SchemeStack, encode_text
+from relpos_fairseq.placement import DecodingTerms, Placement, SchemeStack
+from relpos_fairseq.plan import encode_text
 from relpos_fairseq.positions import Positions, index_in_document, is_captured
 from relpos_fairseq.scheme import PositionScheme
 

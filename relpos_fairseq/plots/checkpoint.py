@@ -69,7 +69,7 @@ def distance_tables(stack: Stack, fields: dict, max_distance: int) -> dict[str, 
     """Return the tables of SCALARS or VECTORS by field, up to a distance; a field's second table is numbered."""
     found: dict[str, list[DistanceTable]] = defaultdict(list)
     shared: Counter = Counter()
-    for layer, terms in stack.terms(stack.at(max_distance + 1)):
+    for layer, terms in stack.evaluate(stack.at(max_distance + 1)):
         seen = Counter() if layer == "all" else shared.copy()
         for term in terms:
             if not isinstance(term.relation, DistanceRelation):
@@ -145,7 +145,7 @@ def _field(name: str) -> str:
 def position_similarity(stack: Stack, length: int) -> Iterator[Picture]:
     """Yield the cosine similarity of absolute positions: of each pair, and its distribution (Chen2021, Fig. 5)."""
     groups = {f"{name}-position": [("all", values[None])] for name, values in input_positions(stack, length)}
-    for layer, terms in stack.terms(stack.at(length)):
+    for layer, terms in stack.evaluate(stack.at(length)):
         for term in terms:
             if term.static_factors is None:
                 continue

@@ -72,7 +72,7 @@ def logits_by_layer(stack: Stack, at: Positions, segments: bool) -> list[tuple[s
     def chosen(terms: tuple[PositionTerms, ...]) -> tuple[PositionTerms, ...]:
         return tuple(t for t in terms if segments or not isinstance(t.relation, Segments))
 
-    (_, shared), *own = ((layer, chosen(terms)) for layer, terms in stack.terms(at))
+    (_, shared), *own = ((layer, chosen(terms)) for layer, terms in stack.evaluate(at))
     if not any(adds_alone(term) for _, terms in own for term in terms):
         own = [("all", ())]
         if not any(adds_alone(term) for term in shared):
@@ -101,7 +101,7 @@ def probabilities(logits: Tensor) -> Tensor:
 def segment_logits(stack: Stack, length: int, segments: int) -> Iterator[Picture]:
     """Yield logits of positions and segments of equal length, and their softmax (Chen2021, Fig. 6)."""
     at = stack.at(length, segments)
-    relations = [t.relation for _, terms in stack.terms(at) for t in terms]
+    relations = [t.relation for _, terms in stack.evaluate(at) for t in terms]
     counts = [r.count for r in relations if isinstance(r, Segments)]
     if not counts:
         raise Absent("segment logits: no term is over segments")
@@ -119,7 +119,7 @@ def segment_logits(stack: Stack, length: int, segments: int) -> Iterator[Picture
 
 def _content_fields(stack: Stack, at: Positions) -> set[str]:
     """Return the names of the fields that only act on content."""
-    fields = {name for _, terms in stack.terms(at) for term in terms for name in term.present}
+    fields = {name for _, terms in stack.evaluate(at) for term in terms for name in term.present}
     if stack.positions.context(at).rotation is not None:
         fields.add("rotation of q and k")
     alone = ("static", "static_factors", "query_offset", "value_vectors", "reset", "relation")

@@ -59,7 +59,7 @@ class Stack:
         number = torch.arange(length) * segments // length
         return Positions(length, length, segments=number[None])
 
-    def terms(self, positions: Positions) -> Iterator[tuple[str, tuple[PositionTerms, ...]]]:
+    def evaluate(self, positions: Positions) -> Iterator[tuple[str, tuple[PositionTerms, ...]]]:
         """Yield the terms that layers share, as layer `all`; then each layer's own, counted from 1.
 
         Where layers have different schemes, all of a layer's terms stand under its number.

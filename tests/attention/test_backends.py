@@ -125,6 +125,30 @@ def test_auto_follows_fixed_rules(case: Case, monkeypatch: pytest.MonkeyPatch) -
         assert api.choose(inputs, need_weights=True) == "blocked"
 
 
+@torch.no_grad()
+def test_each_rule_decides_for_some_call_and_none_for_one_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU with a compiler and without, and on a GPU, for which tensors without values stand."""
+    monkeypatch.setattr(api, "on_gpu", lambda inputs: inputs.q.device.type == "meta")
+    monkeypatch.setattr(triton, "refusal", lambda inputs: None if inputs.q.device.type == "meta" else "tensors")
+    monkeypatch.setattr(triton, "unproved", lambda _: None)
+    monkeypatch.setitem(api.CROSSOVER_STEP_KEYS, "blocked", 32)
+    calls = [call(case, kind)[0] for case, kind in in_turn(told_apart(IN_ATTENTION), KINDS)]
+    calls += [call(Case("none"), "step", batch=batch)[0] for batch in (2, 3)]  # 28 and 42 keys
+    calls += [replace(one, **{name: getattr(one, name).to("meta") for name in ("q", "k", "v")}) for one in calls]
+    deciding = set()
+    for problem, short in ((None, 1), ("anything", 1), ("anything", 300)):
+        monkeypatch.setattr(native, "problem", lambda _, problem=problem: problem)
+        monkeypatch.setattr(api, "crossover_length", lambda _, short=short: short)
+        for inputs, need_weights in ((one, wanted) for one in calls for wanted in (False, True)):
+            asked = api._Call(inputs, api._has_terms(inputs), need_weights)
+            deciding.add(next(row for row, (_, fits) in enumerate(api.RULES) if fits(asked)))
+            backend = api.choose(inputs, need_weights)
+            served = backend == "native" and native.serves_step(inputs)
+            assert served or api._MODULES[backend].refusal(inputs) is None
+            assert not (need_weights and backend in api.WITHOUT_PROBABILITIES)
+    assert deciding == set(range(1, len(api.RULES))), "the first row is for what is exported or transformed"
+
+
 def test_auto_without_a_kernel_slices_what_one_slice_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to there the reference holds no more, and forms nothing twice; m3 it would never end."""
     monkeypatch.setattr(native, "problem", lambda _: "anything without a compiler")
@@ -214,7 +238,7 @@ def test_products_do_not_overflow_fp16() -> None:
     """M4M's product of three passes 65504 in fp16; logits are fp32, so probabilities stand."""
     inputs, stack, layer, _ = call(Case("m4m"), "square", dim=8)
     layer.half()
-    terms = layer.terms(layer.prepare(inputs.positions), inputs.positions)
+    terms = layer.evaluate(inputs.positions).terms
     big = {name: (getattr(inputs, name) * 40).half() for name in ("q", "k", "v")}
     big["k"][:] = big["q"]
     loud = replace(inputs, terms=terms, **big)
@@ -301,7 +325,7 @@ def _largest_tensor(scheme: str, length: int) -> int:
         q.requires_grad_()
         with Watch():
             context = stack.context(positions)
-            terms = context.shared + layer.terms(layer.prepare(positions), positions)
+            terms = context.shared + layer.evaluate(positions).terms
             call_ = AttentionInputs(q, k, v, terms, positions, stack.plan.scale)
             attend(call_, "blocked")[0].sum().backward()
     finally:
@@ -329,7 +353,7 @@ def test_decoding_recomputes_nothing_for_all_keys(monkeypatch: pytest.MonkeyPatc
         positions = Positions(1, length, length - 1)
         q = torch.randn(1, 1, 1, 8).double()
         k, v = (torch.randn(1, 1, length, 8).double() for _ in range(2))
-        terms = layer.terms(layer.prepare(positions), positions)
+        terms = layer.evaluate(positions).terms
         tails = step.form_clipped_key_products(terms, k)
         inputs = AttentionInputs(q, k, v, terms, positions, 0.3, causal=True, clipped_key_products=tails)
         expected, _ = attend(inputs, "reference")

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cases import CASES, INPUT, Case
+from cases import CASES, INPUT, Case, kinds_without
 from helpers.attention_calls import expanded, permuted, strided
 from helpers.native_calls import ODD, make_terms, parameters_of
 from helpers.native_calls import make_call as make_odd
@@ -111,6 +111,11 @@ def test_sizes(scheme: str, shape: str, dtype: torch.dtype) -> None:
 def test_hybrids(scheme: str, shape: str) -> None:
     """Several schemes share one window of distances."""
     compare(make_inputs(scheme, SHAPES[shape]))
+
+
+def test_every_kind_of_term_is_in_a_hybrid() -> None:
+    """Of the terms that the kernel serves in an encoder."""
+    assert not kinds_without(SCHEMES, HYBRIDS)
 
 
 @settings(max_examples=40, deadline=None)

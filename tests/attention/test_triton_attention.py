@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import CASES, INPUT, Case, build
+from cases import CASES, INPUT, Case, build, kinds_without
 from helpers.forms import told_apart
 from helpers.scheme_calls import call, gradients, remaker
 
@@ -34,6 +34,7 @@ KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded"
 # One for each kind of term: to the kernels alibi and kerple are rel_scalar with other numbers.
 SCHEMES = ("none", "shaw", "t5", "m2", "m3", "m4", "m4m", "transformer_xl", "tupe", "abs_scalar", "rel_scalar")
 HYBRIDS = ("rope+m2+rel_scalar", "m3+rel_scalar+shaw", "m2+m4m+shaw")
+GATED = ("fox", "fox+t5+m4m", "cable")
 CLIPPED = {"shaw", "m2", "m3", "m4", "m4m", "deberta", "tupe", "rel_scalar"}
 
 
@@ -107,11 +108,17 @@ def test_several_tiles(scheme: str) -> None:
     compare(*make_call(Case(scheme), 50, batch=1))
 
 
-@pytest.mark.parametrize("scheme", (*SCHEMES, "fox", "fox+t5+m4m", "cable"))
+@pytest.mark.parametrize("scheme", (*SCHEMES, *GATED))
 def test_causal_with_memory(scheme: str) -> None:
     """Queries that stand on the last keys, and see none behind themselves."""
     memory = 0 if set(scheme.split("+")) & {"tupe", "abs_scalar"} else 23
     compare(*make_call(Case(scheme), 37, memory, causal=True, batch=1))
+
+
+def test_every_kind_of_term_is_read_over_several_tiles() -> None:
+    """The schemes above have every kind of term that the kernels serve."""
+    served = {case.scheme for case in IN_ATTENTION if "+" not in case.scheme}
+    assert not kinds_without(served, (*SCHEMES, *HYBRIDS, *GATED))
 
 
 MASKS = ("left", "right", "dead", "window", "documents")

@@ -199,11 +199,11 @@ def added(call: Call, given: dict[str, Tensor], masks: dict[str, Tensor]) -> Ten
     if "query_factors" in given:
         parts.append((4, given["query_factors"] @ given["key_factors"].transpose(-1, -2)))
     for bit, part in parts:
-        if call.reset_kinds & bit:
+        if call.reset_replaces & bit:
             held = held + part
         else:
             content = content + part
-    if call.reset_kinds:
+    if call.reset_replaces:
         held = replaced(call, held, given["reset"], masks["first_token"])
     return hidden(call, content + held, masks)
 

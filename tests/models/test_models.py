@@ -252,7 +252,7 @@ def test_autocast_keeps_logits_exact(backend: str) -> None:
     randomize(layer, 1)
     positions = Positions(6, 6)
     q, k, v = (torch.randn(2, 2, 6, 16) * 30 for _ in range(3))
-    terms = layer.terms(layer.prepare(positions), positions)
+    terms = layer.evaluate(positions).terms
     inputs = AttentionInputs(q, k, v, terms, positions, stack.plan.scale)
     expected, _ = attend(inputs, backend)
     with torch.autocast("cpu", dtype=torch.float16):

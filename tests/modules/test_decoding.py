@@ -182,12 +182,12 @@ def test_layers_lend_each_other_one_spare_buffer() -> None:
 def test_kept_tables_serve_shorter_and_later_steps(case: Case) -> None:
     """Tables made for 40 keys serve any fewer; gradients reach tables that a step makes itself."""
     schemes, layer = build(case, causal=True, heads=2, dim=4, longest=40)
-    prepared, shared = layer.prepare(Positions(1, 40, 39)), schemes.shared
-    ahead = shared.prepare(Positions(1, 40, 39))
+    ahead = [(members, members.prepare(Positions(1, 40, 39))) for members in (schemes.shared, layer)]
     tables = None
     for length in (1, 2, 17, 40):
         positions = Positions(1, length, length - 1)
-        terms = shared.terms(ahead, positions) + layer.terms(prepared, positions)
+        found = (members.terms_of(prepared, positions) for members, prepared in ahead)
+        terms = sum((evaluated.at(positions).terms for evaluated in found), ())
         if tables is not None:  # what stays the same is kept by decoding (stack.DecodingTerms)
             terms = tuple(
                 replace(kept, static_factors=term.static_factors)
@@ -241,7 +241,7 @@ def test_tables_of_other_terms_do_not_fit() -> None:
     """Tables are known by their tensors: a changed one is never met with an old one's rows."""
     _, layer = build(Case("m4"), causal=True, heads=2, dim=4)
     positions = Positions(1, 5, 4)
-    (term,) = layer.terms(layer.prepare(positions), positions)
+    (term,) = layer.evaluate(positions).terms
     tables = step.StepTables((term,), 0.3, torch.float64, torch.device("cpu"), 8)
     assert tables.fit((replace(term),), 5)
     assert not tables.fit((replace(term, key_vectors=term.key_vectors.clone()),), 5)

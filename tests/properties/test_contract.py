@@ -17,7 +17,8 @@ from helpers import ROOT
 from relpos_fairseq import scheme_table
 from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
 from relpos_fairseq.options import CLIP_DISTANCE, INIT, SHARE, Number, declared_options, in_order
-from relpos_fairseq.placement import Placement, PositionMismatchError, decode_text, encode_text
+from relpos_fairseq.placement import Placement, PositionMismatchError
+from relpos_fairseq.plan import decode_text, encode_text
 from relpos_fairseq.scheme import AttentionShape, register_scheme
 from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
 

@@ -167,7 +167,7 @@ def _assert_near_plain(scheme: str, tolerance: float) -> None:
     positions = Positions(10, 10)
     context = stack.context(positions)
     q, k, v = (torch.randn(2, 4, 10, 32).double() for _ in range(3))
-    terms = context.shared + layer.terms(layer.prepare(positions), positions)
+    terms = context.shared + layer.evaluate(positions).terms
     _, plain = attend(AttentionInputs(q, k, v, (), positions, plan.scale), "reference", True)
     inputs = AttentionInputs(q, k, v, terms, positions, plan.scale)
     _, probs = attend(inputs, "reference", need_weights=True)
@@ -188,7 +188,7 @@ def test_m4m_starts_near_plain_attention() -> None:
         factor = (projected @ scheme.table[0, 0]).detach()
         assert abs(float(factor.mean()) - 1) < 0.05 and float(factor.std()) < 0.3
     positions = Positions(50, 50)
-    terms = attention.position.terms(attention.position.prepare(positions), positions)
+    terms = attention.position.evaluate(positions).terms
     inputs = AttentionInputs(q, k, k, terms, positions, plan.scale)
     _, probs = attend(inputs, "blocked", need_weights=True)
     _, plain = attend(replace(inputs, terms=()), "blocked", need_weights=True)
@@ -212,8 +212,7 @@ def test_a_clip_beyond_the_length_is_no_clip(scheme: str) -> None:
             target.copy_(source if same else source[:, offset : source.size(1) - offset])
     inputs, *_ = call(Case(scheme), "square")
     outputs = [
-        attend(replace(inputs, terms=layer.terms(layer.prepare(inputs.positions), inputs.positions)))
-        for layer in (wide_layer, full_layer)
+        attend(replace(inputs, terms=layer.evaluate(inputs.positions).terms)) for layer in (wide_layer, full_layer)
     ]
     torch.testing.assert_close(outputs[0][0], outputs[1][0], **EXACT)
     assert wide.plan.longest is None and full.plan.longest is None
@@ -351,7 +350,7 @@ def test_indices_where_tokens_are_not_in_place(scheme: str) -> None:
     positions = stack.positions(longer, 1, 2)
     assert positions.longest_row() == rows
     stack.embed(positions)
-    for term in layer.terms(layer.prepare(positions), positions):
+    for term in layer.evaluate(positions).terms:
         assert term.static_factors[1].size(2) == rows + 2
 
 

@@ -30,7 +30,7 @@ layer = Placement(plan).layer_schemes(0)
 with torch.no_grad():
     layer[0].slope += torch.tensor([1.0, 2.0])
 positions = Positions(3, 3)
-(term,) = layer.terms(layer.prepare(positions), positions)
+(term,) = layer.evaluate(positions).terms
 assert term.static.tolist() == [[-1, 0, 0, 0, -1], [-2, 0, 0, 0, -2]]
 try:
     resolve(PositionConfig("m4", position_near="1"), shape, "masked_lm")

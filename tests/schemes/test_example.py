@@ -14,7 +14,7 @@ def test_m4(backend: str) -> None:
     placement, layer = build(Case("m4", {"position_clip_distance": str(clip)}), heads=1, dim=dim)
     positions = Positions(tgt_len=length, src_len=length)
     q, k, v = torch.randn(3, 1, 1, length, dim, dtype=torch.float64)  # each (B, H, T, D)
-    terms = placement.context(positions).shared + layer.evaluate(positions)[1]
+    terms = placement.context(positions).shared + layer.evaluate(positions).terms
     call = AttentionInputs(q, k, v, terms, positions, scale=dim**-0.5)
     output, _ = attend(call, backend)
 

@@ -1,6 +1,6 @@
 """Attend on CPUs by a kernel in C: one pass over tiles, forward and backward.
 
-`attention.lowering` sums the terms by kind, `call` hands them to the kernel, `call.h` documents what
+`attention.lowering` sums the terms field by field, `call` hands them to the kernel, `call.h` documents what
 the kernel evaluates, and `build` compiles it when it is first needed.  A call keeps q, k, v, the output
 and two numbers a query for the backward pass: nothing has a size of T x S.  A step of decoding has one
 query and nothing to tile: `step` passes over keys and values once.

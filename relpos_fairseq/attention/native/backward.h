@@ -133,11 +133,11 @@ static void content_back(Head *head, const Tile *tile)
            right_rows(head->q, dim), head->dk + tile->first_key * dim, dim, 1);
 }
 
-/* From the gradient of logits ds to the gradients of the terms of some kinds (RESET_* bits). */
-static void terms_back(Head *head, const Tile *tile, int kinds)
+/* From the gradient of logits ds to the gradients of some summands (RESET_* bits). */
+static void terms_back(Head *head, const Tile *tile, int summands)
 {
-    int vectors = (kinds & RESET_VECTORS) && (head->query_vectors.data || head->key_vectors.data);
-    int scalars = (kinds & RESET_SCALARS) && head->dstatic;
+    int vectors = (summands & RESET_VECTORS) && (head->query_vectors.data || head->key_vectors.data);
+    int scalars = (summands & RESET_SCALARS) && head->dstatic;
     for (int64_t r = 0; (vectors || scalars) && r < tile->num_queries; r++) {
         Row row = row_of_tile(head, tile, r);
         const real *ds = head->ds + r * head->tile_stride;
@@ -151,7 +151,7 @@ static void terms_back(Head *head, const Tile *tile, int kinds)
                 head->dstatic[j + place] += ds[j];
         }
     }
-    if ((kinds & RESET_FACTORS) && head->factors)
+    if ((summands & RESET_FACTORS) && head->factors)
         for (int64_t r = 0; r < tile->num_queries; r++) {
             const real *restrict ds = head->ds + r * head->tile_stride;
             real *restrict sum = head->dfactors + r * head->tile_stride;
@@ -176,8 +176,8 @@ static void factors_back(Head *head, const Tile *tile)
            right_rows(head->query_factors, rank), head->dkey_factors + tile->first_key * rank, rank, 1);
 }
 
-/* Sum the gradient of `reset`, and set ds to 0 in the cells that the reset replaced, so that the replaced kinds get
- * none of it. */
+/* Sum the gradient of `reset`, and set ds to 0 in the cells that the reset replaced, so that the replaced summands
+ * get none of it. */
 static void reset_back(Head *head, const Tile *tile)
 {
     for (int64_t r = 0; r < tile->num_queries; r++) {
@@ -234,7 +234,7 @@ static void unclipped_tables_back(Head *head, const Tile *tile)
 static void backward_chunk(Head *head, Tile *tile, int64_t first_key, int64_t num_keys, int is_whole_row)
 {
     const Call *call = head->call;
-    int all = RESET_VECTORS | RESET_SCALARS | RESET_FACTORS, replaced = (int)call->reset_kinds;
+    int all = RESET_VECTORS | RESET_SCALARS | RESET_FACTORS, replaced = (int)call->reset_replaces;
     begin_chunk(head, tile, first_key, num_keys);
     logits(head, tile);
     /* ds (num_queries, num_keys) = dout (num_queries, value_dim) v^T (value_dim, num_keys), the gradient of

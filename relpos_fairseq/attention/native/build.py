@@ -116,8 +116,8 @@ def load(sources: Path, defined: tuple[str, ...] = ()) -> ctypes.CDLL:
     if not sys.platform.startswith("linux"):
         raise BuildError(f"anything on {sys.platform} (its kernel is compiled on Linux alone)")
     compiler = find_compiler()
-    kinds = [(*flags, *defined) for flags in _flag_sets()]
-    name = f"relpos-{_key(sources, compiler, kinds)}.so"
+    flag_sets = [(*flags, *defined) for flags in _flag_sets()]
+    name = f"relpos-{_key(sources, compiler, flag_sets)}.so"
     for folder in cache.folders():
         if _is_whole(folder / name):
             with contextlib.suppress(OSError):
@@ -125,11 +125,11 @@ def load(sources: Path, defined: tuple[str, ...] = ()) -> ctypes.CDLL:
     path = cache.writable_folder() / name
     with cache.locked(path):
         if not _is_whole(path):  # else another process has compiled it meanwhile
-            compile_library(compiler, kinds, sources, path)
+            compile_library(compiler, flag_sets, sources, path)
         try:
             return ctypes.CDLL(str(path))
         except OSError:
-            compile_library(compiler, kinds, sources, path)
+            compile_library(compiler, flag_sets, sources, path)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -157,12 +157,12 @@ def find_compiler() -> tuple[str, ...]:
     raise BuildError(f"anything without a C compiler ({looked} is not on PATH); {REMEDY}")
 
 
-def compile_library(compiler: tuple[str, ...], kinds: list[tuple[str, ...]], sources: Path, path: Path) -> None:
+def compile_library(compiler: tuple[str, ...], flag_sets: list[tuple[str, ...]], sources: Path, path: Path) -> None:
     """Compile kernel.c to a temporary file, append a hash of its bytes, and rename the file to `path`.
 
     Args:
         compiler: command of the compiler.
-        kinds: sets of flags, best first; the first that the compiler accepts is used.
+        flag_sets: sets of flags, best first; the first that the compiler accepts is used.
         sources: folder of kernel.c.
         path: where the library goes.
 
@@ -173,7 +173,7 @@ def compile_library(compiler: tuple[str, ...], kinds: list[tuple[str, ...]], sou
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".so")
     os.close(handle)
     try:
-        for flags in kinds:
+        for flags in flag_sets:
             command = [*compiler, *flags, "-o", partial, str(sources / KERNEL), "-lm"]
             said = _run(command)
             if said is None:
@@ -229,10 +229,10 @@ def flags_for(machine: str, chosen: str) -> list[tuple[str, ...]]:
     return [(*flags, "-fno-schedule-insns"), flags]
 
 
-def _key(sources: Path, compiler: tuple[str, ...], kinds: list[tuple[str, ...]]) -> str:
+def _key(sources: Path, compiler: tuple[str, ...], flag_sets: list[tuple[str, ...]]) -> str:
     """Return a hash of all that a compiled library depends on: sources, compiler, flags, processor."""
     digest = hashlib.sha256()
-    for part in (*compiler, _version(compiler), repr(kinds), _processor()):
+    for part in (*compiler, _version(compiler), repr(flag_sets), _processor()):
         digest.update(part.encode() + b"\0")
     for file in sorted((*sources.glob("*.c"), *sources.glob("*.h"))):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")

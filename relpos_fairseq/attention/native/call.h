@@ -21,7 +21,7 @@
  *     out_i   = sum_j probs_ij (v_j + value_vectors_d)
  *
  * where content_q stands for q, and content_k for k, unless the call gives others (rotated ones).  In the row and in
- * the column of the token at slot `first_token`, `reset` replaces what the kinds of terms in `reset_kinds` add.
+ * the column of the token at slot `first_token`, `reset` replaces the summands that `reset_replaces` names.
  */
 #ifndef RELPOS_CALL_H
 #define RELPOS_CALL_H
@@ -47,7 +47,7 @@ typedef struct {
     int64_t head_stride;
 } Table;
 
-/* What terms add to the logits, by kind: query_vectors and key_vectors; static_; factors. */
+/* The summands of the logits that terms add to: query_vectors and key_vectors; static_; factors. */
 enum { RESET_VECTORS = 1, RESET_SCALARS = 2, RESET_FACTORS = 4 };
 
 typedef struct {
@@ -58,7 +58,7 @@ typedef struct {
     int64_t low, width, unclipped; /* of tables of vectors; unclipped is 1 where every distance has its own row */
     int64_t causal;                /* 1: a query sees no key after its own slot */
     int64_t window;                /* how many slots a query sees, the last of them its own; 0: all */
-    int64_t reset_kinds;           /* sum of the kinds that the reset replaces, or 8 for none; 0: there is no reset */
+    int64_t reset_replaces;        /* the summands that the reset replaces, or 8 for none; 0: there is no reset */
     int64_t first_token_per_row;   /* 1: `first_token` has a slot for each row of the batch; 0: one slot for all */
     int64_t drop_threshold;        /* of 65536 probabilities, dropout drops this many */
     int64_t seed, threads;

@@ -5,7 +5,7 @@ torch.  The operation's passes, `forward` and `backward`, fill in a `Call`, whos
 call.h: integers, and the address and strides of each tensor.  The kernel does not know the tensors'
 shapes and devices, so both are checked here.
 
-An operation takes a list of tensors.  Bit p of its integer `kinds` says that the tensor named
+An operation takes a list of tensors.  Bit p of its integer `present` says that the tensor named
 `PLACES[p]` is in the list; further bits say which pairs of `SHARED_TABLES` are one tensor.
 """
 
@@ -79,7 +79,7 @@ class CallNumbers(NamedTuple):
     unclipped: int
     causal: int
     window: int
-    reset_kinds: int
+    reset_replaces: int
     drop_threshold: int
 
 
@@ -89,7 +89,7 @@ class Call(ctypes.Structure):
     _fields_ = [
         *((name, _integer) for name in ("batch", "heads", "tgt_len", "src_len", "dim", "value_dim", "rank")),
         *((name, _integer) for name in ("query_start", "first_head", "all_heads", "low", "width", "unclipped")),
-        *((name, _integer) for name in ("causal", "window", "reset_kinds", "first_token_per_row")),
+        *((name, _integer) for name in ("causal", "window", "reset_replaces", "first_token_per_row")),
         *((name, _integer) for name in ("drop_threshold", "seed", "threads")),
         ("scale", ctypes.c_double),
         *((name, TensorArg) for name in (*TENSORS, "out")),
@@ -129,8 +129,8 @@ def attend(inputs: AttentionInputs) -> Tensor:
     """Return the output (B, H, T, Dv) of attention, for inputs for which `native.refusal` returns None."""
     lowered = lower_for_c(inputs)
     check_device(lowered.tensors.items())
-    kinds, tensors = _as_list({**lowered.tensors, **_masks(inputs, lowered)})
-    (out,) = _operation(1, kinds, call_numbers(inputs, lowered), inputs.scale, tensors)
+    present, tensors = _as_list({**lowered.tensors, **_masks(inputs, lowered)})
+    (out,) = _operation(1, present, call_numbers(inputs, lowered), inputs.scale, tensors)
     return out.to(inputs.v.dtype)
 
 
@@ -184,7 +184,7 @@ def call_numbers(inputs: AttentionInputs, lowered: Lowered) -> CallNumbers:
         unclipped=unclipped,
         causal=int(inputs.causal),
         window=inputs.window or 0,
-        reset_kinds=lowered.reset_kinds,
+        reset_replaces=lowered.reset_replaces,
         drop_threshold=round(inputs.dropout * DROP_PARTS),
     )
 
@@ -192,7 +192,7 @@ def call_numbers(inputs: AttentionInputs, lowered: Lowered) -> CallNumbers:
 def _masks(inputs: AttentionInputs, lowered: Lowered) -> dict[str, Tensor]:
     """Return the masks and the seed of dropout by name, in the types that the kernel reads."""
     found, shape = {}, (inputs.q.size(0), inputs.positions.src_len)
-    if lowered.reset_kinds:
+    if lowered.reset_replaces:
         found["first_token"] = lowered.first.to(torch.int64).contiguous()
     if inputs.key_padding is not None:
         padding = inputs.key_padding.to(torch.bool).expand(shape).contiguous()
@@ -205,7 +205,7 @@ def _masks(inputs: AttentionInputs, lowered: Lowered) -> dict[str, Tensor]:
 
 
 def _as_list(given: dict[str, Tensor]) -> tuple[int, list[Tensor]]:
-    """Return `kinds` and the list of tensors (see the top of this file) for a dictionary of tensors by name.
+    """Return `present` and the list of tensors (see the top of this file) for a dictionary of tensors by name.
 
     A tensor that serves as both tables of a pair in `SHARED_TABLES` stands in the list once.
     """
@@ -214,15 +214,15 @@ def _as_list(given: dict[str, Tensor]) -> tuple[int, list[Tensor]]:
         if first in given and given[first] is given.get(second):
             shared |= 1 << bit
             given = {name: tensor for name, tensor in given.items() if name != second}
-    kinds, tensors = operation.arranged(PLACES, given)
-    return kinds | shared, tensors
+    present, tensors = operation.arranged(PLACES, given)
+    return present | shared, tensors
 
 
-def _names_in_list(kinds: int) -> list[tuple[str, ...]]:
-    """Return the names of each tensor in the list that `kinds` describes: two if it serves as two tables."""
-    both = {pair[0]: pair for bit, pair in enumerate(SHARED_TABLES, len(PLACES)) if kinds >> bit & 1}
-    present = (name for place, name in enumerate(PLACES) if kinds >> place & 1)
-    return [both.get(name, (name,)) for name in present]
+def _names_in_list(present: int) -> list[tuple[str, ...]]:
+    """Return the names of each tensor in the list that `present` describes: two if it serves as two tables."""
+    both = {pair[0]: pair for bit, pair in enumerate(SHARED_TABLES, len(PLACES)) if present >> bit & 1}
+    names = (name for place, name in enumerate(PLACES) if present >> place & 1)
+    return [both.get(name, (name,)) for name in names]
 
 
 # ----------------------------------------------------------------------------------------------- Checks
@@ -304,9 +304,9 @@ def _fitting_shapes(numbers: CallNumbers) -> dict[str, list[tuple[int, ...]]]:
 # ------------------------------------------------------------------------------------------------ Passes
 
 
-def forward(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:
+def forward(tensors: list[Tensor], present: int, numbers: list[int], scale: float) -> list[Tensor]:
     """Run the forward pass; return the output, and row_max and row_sum as one (2, B H, T) for the backward pass."""
-    plan = _plan_of(kinds, tuple(numbers), scale)
+    plan = _plan_of(present, tuple(numbers), scale)
     check_shapes(plan.numbers, zip(plan.operands, tensors, strict=False))
     out, sums = results(tensors)
     call, placed = plan.fill_in(tensors, out, sums)
@@ -319,7 +319,7 @@ def backward(
     grads: list[Tensor],
     results: list[Tensor],
     tensors: list[Tensor],
-    kinds: int,
+    present: int,
     numbers: list[int],
     scale: float,
     wanted: int,
@@ -330,7 +330,7 @@ def backward(
     the p-th of `tensors`.
     """
     (dout,), (out, sums) = grads, results
-    plan = _plan_of(kinds, tuple(numbers), scale)
+    plan = _plan_of(present, tuple(numbers), scale)
     call, placed = plan.fill_in(tensors, out, sums)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
@@ -355,10 +355,10 @@ def results(tensors: list[Tensor], *rest) -> list[Tensor]:
     return [out, q.new_empty((2, q.size(0) * q.size(1), q.size(2)))]
 
 
-def gradients(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
+def gradients(tensors: list[Tensor], present: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
     """Return uninitialised tensors of the shapes, types and strides that `backward` returns, for torch's tracing."""
     found = []
-    for number, (names, operand) in enumerate(zip(_names_in_list(kinds), tensors, strict=True)):
+    for number, (names, operand) in enumerate(zip(_names_in_list(present), tensors, strict=True)):
         if wanted >> number & 1:
             if names[0] in CONTENT and operand.stride(-1) == 1:
                 found.append(torch.empty_like(operand))
@@ -376,11 +376,11 @@ _operation = operation.define(
 
 
 @functools.lru_cache
-def _plan_of(kinds: int, numbers: tuple[int, ...], scale: float) -> _Plan:
+def _plan_of(present: int, numbers: tuple[int, ...], scale: float) -> _Plan:
     """Return the `_Plan` for these arguments of the operation, kept for later calls with the same arguments."""
     named = CallNumbers(*numbers)
     call = Call(**named._asdict(), scale=scale, all_heads=named.heads)
-    names = _names_in_list(kinds)
+    names = _names_in_list(present)
     count = sum(found[0] in OPERANDS for found in names)
     return _Plan(named, call, names[:count], [name for (name,) in names[count:]])
 

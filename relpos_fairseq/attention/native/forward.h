@@ -36,22 +36,22 @@ static void multiply_row(Head *head, const Tile *tile, const Row *row, real *s)
         s[j] *= factor[j];
 }
 
-/* s[j] += what the terms of some kinds (RESET_* bits) add, for the keys that the row sees. */
-static void add_terms(Head *head, const Tile *tile, const Row *row, real *s, int kinds)
+/* s[j] += some summands (RESET_* bits) of the logits, for the keys that the row sees. */
+static void add_terms(Head *head, const Tile *tile, const Row *row, real *s, int summands)
 {
-    if (kinds & RESET_VECTORS) {
+    if (summands & RESET_VECTORS) {
         if (head->query_vectors.data)
             gather_by_query(&head->query_vectors, tile, row, s, 1);
         if (head->key_vectors.data)
             gather_by_key(&head->key_vectors, tile, row, s, 1);
     }
-    if ((kinds & RESET_SCALARS) && head->static_) {
+    if ((summands & RESET_SCALARS) && head->static_) {
         const real *table =
             head->static_ + row->table_row + tile->low + head->call->query_start + head->call->tgt_len - 1;
         for (int64_t j = row->begin; j < row->end; j++)
             s[j] += table[j];
     }
-    if ((kinds & RESET_FACTORS) && head->factors) {
+    if ((summands & RESET_FACTORS) && head->factors) {
         const real *factors = head->factors + row->query * head->tile_stride;
         for (int64_t j = row->begin; j < row->end; j++)
             s[j] += factors[j];
@@ -65,11 +65,11 @@ INLINE int64_t reset_column(const Head *head, const Tile *tile, const Row *row)
     return row->begin <= j && j < row->end ? j : -1;
 }
 
-/* s[j] += what positions add.  In the row and the column of the reset token, two numbers replace what the kinds in
- * `reset_kinds` add. */
+/* s[j] += what positions add.  In the row and the column of the reset token, two numbers replace the
+ * summands in `reset_replaces`. */
 static void add_positions(Head *head, const Tile *tile, const Row *row, real *s)
 {
-    int replaced = (int)head->call->reset_kinds, all = RESET_VECTORS | RESET_SCALARS | RESET_FACTORS;
+    int replaced = (int)head->call->reset_replaces, all = RESET_VECTORS | RESET_SCALARS | RESET_FACTORS;
     add_terms(head, tile, row, s, all & ~replaced);
     if (!replaced)
         return;

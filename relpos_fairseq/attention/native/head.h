@@ -265,13 +265,14 @@ static void pack_table(Head *head, PackedTable *packed, int64_t channels, int ch
     if (!packed->data)
         return;
     int64_t width = head->call->width, row = round_up(channels, VL);
-    /* value_vectors are multiplied with probabilities by distance in the forward pass, and with dout in the backward
-     * pass.  Other tables are multiplied with queries or keys in both, and with gradients in the backward pass. */
+    /* Products with q, k or dout read columns; sums over distances read rows.  With value_vectors, the forward pass
+     * sums, and the backward pass multiplies dout.  With other tables, both multiply, and the backward pass sums. */
     int of_values = packed == &head->value_vectors;
-    if (changed && (head->backward || !of_values)) /* (channels, width) */
+    int reads_columns = head->backward || !of_values, reads_rows = of_values ? !head->backward : head->backward;
+    if (changed && reads_columns) /* (channels, width) */
         pack_columns(packed->transposed, packed->transposed_stride, packed->data, channels, width, channels,
                      packed->scale);
-    if (changed && head->backward != of_values) /* (width, channels) */
+    if (changed && reads_rows) /* (width, channels) */
         pack_rows(packed->rows, row, packed->data, channels, width, padded_rows(width), channels, packed->scale, NULL);
     if (head->backward)
         zero(packed->grad, (padded_rows(width) + MR) * row);
@@ -353,11 +354,33 @@ static void begin_head(Head *head, int64_t n)
     head->gate = call->gate.data ? call->gate.data + head->h * call->gate.head_stride : NULL;
     head->content_offset =
         call->content_offset.data ? call->content_offset.data + head->h * call->content_offset.head_stride : NULL;
-    head->reset = call->reset_kinds ? call->reset.data + head->h * call->reset.head_stride : NULL;
-    head->first_token = call->reset_kinds ? call->first_token[call->first_token_per_row ? head->b : 0] : -1;
+    head->reset = call->reset_replaces ? call->reset.data + head->h * call->reset.head_stride : NULL;
+    head->first_token = call->reset_replaces ? call->first_token[call->first_token_per_row ? head->b : 0] : -1;
 }
 
 /* -------------------------------------------------------------------------------- Begin a block, and a chunk */
+
+/* Multiply a block's queries (in the backward pass, its dout with value_vectors) with `columns` rows of tables, from
+ * the tile's first row on.  Zero what is scattered into matrices of the same shape. */
+static void multiply_block(Head *head, const Tile *tile, int64_t columns)
+{
+    const Call *call = head->call;
+    PackedTable *tables[3] = {&head->query_vectors, &head->product_query, &head->value_vectors};
+    for (int s = 0; s < 3; s++) {
+        PackedTable *packed = tables[s];
+        if (!packed->data)
+            continue;
+        int of_values = packed == &head->value_vectors;
+        int64_t channels = of_values ? call->value_dim : call->dim;
+        if (head->backward || !of_values) /* products (queries, columns) = query (queries, channels) table^T */
+            matmul(tile->num_queries, columns, channels,
+                   left_rows(of_values ? head->dout : head->unrotated_q, round_up(channels, VL)),
+                   right_transposed(packed->transposed, packed->transposed_stride, tile->first_row),
+                   packed->products, tile->query_stride, 0);
+        if (head->backward || of_values)
+            zero(packed->scattered, head->block_queries * tile->query_stride);
+    }
+}
 
 /* Pack the block of queries that starts at query `first`, multiply it with clipped tables, and set up its tile. */
 static void begin_block(Head *head, Tile *tile, int64_t first)
@@ -392,26 +415,8 @@ static void begin_block(Head *head, Tile *tile, int64_t first)
             head->low_q[i] = exists ? head->q[i] * head->trilinear[channel] : 0;
             head->high_q[i] = exists ? head->q[i] * head->trilinear[last_row + channel] : 0;
         }
-    if (call->unclipped)
-        return;
-#define PRODUCTS(name, query, channels)                                                                       \
-    if (head->name.data)                                                                                      \
-        matmul(count, call->width, channels, left_rows(query, round_up(channels, VL)),                        \
-               right_transposed(head->name.transposed, head->name.transposed_stride, 0), head->name.products, \
-               tile->query_stride, 0);
-    /* products (queries, width) = query (queries, channels) table^T (channels, width) */
-    PRODUCTS(query_vectors, head->unrotated_q, call->dim)
-    PRODUCTS(product_query, head->unrotated_q, call->dim)
-    if (head->backward)
-        PRODUCTS(value_vectors, head->dout, call->value_dim)
-#undef PRODUCTS
-#define CLEAR(name)                                                                 \
-    if (head->name.data && (head->backward || &head->name == &head->value_vectors)) \
-        zero(head->name.scattered, queries * tile->query_stride);
-    CLEAR(query_vectors)
-    CLEAR(product_query)
-    CLEAR(value_vectors)
-#undef CLEAR
+    if (!call->unclipped)
+        multiply_block(head, tile, call->width);
 }
 
 /* Move the tile to the `num_keys` keys from `first_key` on, and multiply queries and keys with unclipped tables. */
@@ -425,20 +430,7 @@ static void begin_chunk(Head *head, Tile *tile, int64_t first_key, int64_t num_k
     int64_t last = tile->first_slot + tile->num_queries - 1;
     tile->first_row = max_of(first_key - last - tile->low, 0);
     int64_t columns = first_key + num_keys - tile->first_slot - tile->low - tile->first_row;
-    /* products (queries, columns) = query (queries, channels) table^T (channels, columns) */
-#define PRODUCTS(name, query, channels, of_values)                                                         \
-    if (head->name.data) {                                                                                 \
-        if (head->backward || !(of_values))                                                                \
-            matmul(tile->num_queries, columns, channels, left_rows(query, round_up(channels, VL)),         \
-                   right_transposed(head->name.transposed, head->name.transposed_stride, tile->first_row), \
-                   head->name.products, tile->query_stride, 0);                                            \
-        if (head->backward || (of_values))                                                                 \
-            zero(head->name.scattered, head->block_queries * tile->query_stride);                          \
-    }
-    PRODUCTS(query_vectors, head->unrotated_q, call->dim, 0)
-    PRODUCTS(product_query, head->unrotated_q, call->dim, 0)
-    PRODUCTS(value_vectors, head->dout, call->value_dim, 1)
-#undef PRODUCTS
+    multiply_block(head, tile, columns);
     PackedTable *by_key[2] = {&head->key_vectors, &head->product_key};
     for (int s = 0; s < 2; s++) {
         if (!by_key[s]->data)

@@ -68,9 +68,9 @@ def attend(inputs: AttentionInputs) -> Tensor:
         given["padding"] = inputs.key_padding.to(torch.uint8).contiguous()
     if inputs.dropout:
         given["seed"] = torch.randint(1 << 40, 1 << 62, (), dtype=torch.long)
-    kinds, tensors = arranged(PLACES, given)
+    present, tensors = arranged(PLACES, given)
     outputs = 1 if low.value_vectors is None else 2
-    found = _kernels(outputs, kinds, describe(inputs, low), float(inputs.scale), tensors)
+    found = _kernels(outputs, present, describe(inputs, low), float(inputs.scale), tensors)
     if low.value_vectors is None:
         return found[0]
     out, probs = found  # probabilities by distance: (B, H, T, near_width)
@@ -81,10 +81,10 @@ def attend(inputs: AttentionInputs) -> Tensor:
 # The operation of torch: `operation.Kernel`.
 
 
-def results(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:
+def results(tensors: list[Tensor], present: int, numbers: list[int], scale: float) -> list[Tensor]:
     """Return empty tensors of the shapes, types and strides of what `forward` returns."""
     given = CallNumbers(*numbers)
-    q = _lay_out(named(PLACES, kinds, tensors))["q"]
+    q = _lay_out(named(PLACES, present, tensors))["q"]
     exact = torch.promote_types(q.dtype, torch.float32)
     found = [torch.empty_like(q)]
     found += [q.new_empty((*q.shape[:3], given.near_width))] * given.VALUES
@@ -92,9 +92,9 @@ def results(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float)
     return [*found, torch.empty_like(q)] if given.OUT_ERROR else found
 
 
-def forward(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:
+def forward(tensors: list[Tensor], present: int, numbers: list[int], scale: float) -> list[Tensor]:
     """Return the output, probabilities by distance where values have vectors, and what gradients need."""
-    tensors = named(PLACES, kinds, tensors)
+    tensors = named(PLACES, present, tensors)
     call, given = make_call(tensors, CallNumbers(*numbers), scale), _lay_out(tensors)
     q = given["q"]
     made: Tensors = {"out": torch.empty_like(q)}
@@ -118,13 +118,13 @@ def backward(
     grads: list[Tensor],
     results: list[Tensor],
     tensors: list[Tensor],
-    kinds: int,
+    present: int,
     numbers: list[int],
     scale: float,
     wanted: int,
 ) -> list[Tensor]:
     """Return the gradients of those of `tensors` whose bits `wanted` has, in their order."""
-    tensors = named(PLACES, kinds, tensors)
+    tensors = named(PLACES, present, tensors)
     call, given = make_call(tensors, CallNumbers(*numbers), scale), _lay_out(tensors)
     dout, *dprobs = grads
     out, *probs = results[: len(grads)]
@@ -146,9 +146,9 @@ def backward(
     return [_fitted(made[f"d{name}"], name, given[name]) for name in names]
 
 
-def gradients(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
+def gradients(tensors: list[Tensor], present: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
     """Return empty tensors of the shapes, types and strides of what `backward` returns."""
-    tensors = named(PLACES, kinds, tensors)
+    tensors = named(PLACES, present, tensors)
     given = _lay_out(tensors)
     names = (name for number, name in enumerate(tensors) if wanted >> number & 1)
     return [_like(name, given[name]) for name in names]

@@ -334,7 +334,7 @@ def describe(inputs: AttentionInputs, low: Operands) -> CallNumbers:
         CAUSAL=int(inputs.causal),
         WINDOW=inputs.window or 0,
         DROPOUT=round(inputs.dropout * 65536),
-        RESET=low.reset_kinds,
+        RESET=low.reset_replaces,
         VALUES=int(low.value_vectors is not None),
         # Where probabilities are peaked, the gradient of a logit is a small difference of two large numbers, one of
         # which is computed from the output: the output's rounding to half precision would be all of the difference.

@@ -42,7 +42,7 @@ class Operands:
             lacks are absent.
         value_vectors: (H|1, W, D) that probabilities by distance are multiplied with, or None.
         first: (B|1,) slot of the reset's first token, or None.
-        reset_kinds: bits 1, 2, 4: the reset replaces what vectors, scalars, factors add.
+        reset_replaces: bits 1, 2, 4: the reset replaces what vectors, scalars, factors add.
     """
 
     reach: DistanceRange
@@ -51,7 +51,7 @@ class Operands:
     tensors: dict[str, Tensor]
     value_vectors: Tensor | None
     first: Tensor | None
-    reset_kinds: int
+    reset_replaces: int
 
 
 def has_long_table(term: PositionTerms, reach: DistanceRange) -> bool:
@@ -88,7 +88,7 @@ def operands_of(inputs: AttentionInputs) -> Operands:
         if has_long_table(term, reach):
             _add_long_table(low, term, inputs, Window(reach.lowest, reach.highest))
     value_vectors = tensors.pop("value_vectors", None)
-    return Operands(reach, vectors, scalars, tensors, value_vectors, low.first, low.reset_kinds)
+    return Operands(reach, vectors, scalars, tensors, value_vectors, low.first, low.reset_replaces)
 
 
 def multiply(x: Tensor, table: Tensor) -> Tensor:

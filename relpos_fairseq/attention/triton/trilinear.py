@@ -143,16 +143,16 @@ def table_kernel(
 # The operation of torch: `operation.Kernel`.
 
 
-def results(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:
+def results(tensors: list[Tensor], present: int, numbers: list[int], scale: float) -> list[Tensor]:
     """Return an empty X."""
     q, _, w = tensors
     return [q.new_empty(*q.shape[:3], w.size(1), dtype=_sum_type(q))]
 
 
-def forward(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float) -> list[Tensor]:
+def forward(tensors: list[Tensor], present: int, numbers: list[int], scale: float) -> list[Tensor]:
     """Return X of q, k, w; the one number is j - t in column 0."""
     q, k, w = (tensor.contiguous() for tensor in tensors)
-    (x,) = results([q, k, w], kinds, numbers, scale)
+    (x,) = results([q, k, w], present, numbers, scale)
     constants = _constants(q)
     grid = (q.size(0) * q.size(1), triton.cdiv(q.size(2), constants["ROWS"]))
     band_kernel[grid](q, k, w, x, _sizes(q, k, w, numbers[0]), COLUMNS=COLUMNS, **constants)
@@ -163,7 +163,7 @@ def backward(
     grads: list[Tensor],
     results: list[Tensor],
     tensors: list[Tensor],
-    kinds: int,
+    present: int,
     numbers: list[int],
     scale: float,
     wanted: int,
@@ -179,7 +179,7 @@ def backward(
     return [part() for number, part in enumerate(parts) if wanted >> number & 1]
 
 
-def gradients(tensors: list[Tensor], kinds: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
+def gradients(tensors: list[Tensor], present: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
     """Return empty gradients, as `backward` returns them."""
     return [x.new_empty(x.shape) for number, x in enumerate(tensors) if wanted >> number & 1]
 
