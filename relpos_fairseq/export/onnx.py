@@ -149,7 +149,10 @@ def quantize(path: Path) -> None:
     parts = sorted(path.parent.glob(f"{path.name}.*"))  # weights beside the graph
     made = path.with_suffix(".int8.onnx")
     with silence():
-        quantize_dynamic(path, made, weight_type=QuantType.QInt8, use_external_data_format=bool(parts))
+        # Weights have 7 bits: on a processor without VNNI pairs of products are added in 16 bits, and 8 would overflow.
+        quantize_dynamic(
+            path, made, weight_type=QuantType.QInt8, reduce_range=True, use_external_data_format=bool(parts)
+        )
     for part in parts:
         part.unlink()
     made.replace(path)

@@ -46,7 +46,7 @@ class LayerRest:
         return type(self), (self.layer,)
 
     def form_for(self, x: Tensor) -> kernel.LayerCall | None:
-        """Return what the kernel needs of the layer for a step's input x (1, B, E), or None: it cannot take that now."""
+        """Return what the kernel needs of the layer for a step's input (1, B, E), or None: it cannot take that now."""
         layer = self.layer
         drops = layer.dropout_module.apply_during_inference or layer.activation_dropout_module.apply_during_inference
         return self._current() if len(x) == 1 and is_plain(x) and not (layer.training or drops) else None
