@@ -197,6 +197,20 @@ def test_a_copy_reads_its_own_weights():
     assert torch.equal(steps(twin), expected)
 
 
+def test_hooks_run_and_what_replaces_a_layer_is_asked():
+    model = small_model()
+    pack(model)
+    layers, expected, seen = model.decoder.layers, steps(model), []
+    handle = layers[0].fc1.register_forward_hook(lambda *_: seen.append(1))
+    torch.testing.assert_close(steps(model), expected, rtol=1e-5, atol=1e-5)
+    assert seen
+    handle.remove()
+    layers[1].fc2 = nn.Sequential(layers[1].fc2, nn.Hardtanh(-1e-9, 1e-9))
+    assert not torch.allclose(steps(model), expected)
+    layers[1].fc2, layers[1].final_layer_norm = layers[1].fc2[0], nn.LayerNorm(layers[1].embed_dim, bias=False)
+    assert bool(steps(model).isfinite().all())
+
+
 def test_dropout_and_gradients_are_fairseqs(monkeypatch):
     """Dropout that stays in inference, training, and gradients: the kernel is not asked."""
     model = small_model(dropout=0.5)
