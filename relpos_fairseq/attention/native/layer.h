@@ -174,6 +174,7 @@ typedef __m256i bytes;
 #define MOST_INPUTS 16384   /* whose sums fit 32 bits, and whose quantized rows a stack */
 #define QUANTIZED_ROWS 24   /* a multiple of INTEGER_ROWS */
 
+typedef bytes unaligned __attribute__((aligned(4), may_alias));
 typedef int32_t whole __attribute__((vector_size(VECTOR_BYTES), may_alias));
 
 /* to (k,) = x / scale + zero, in LEVELS + 1 levels; k is a multiple of 4.  Return the scale, NaN where x has NaN. */
@@ -206,7 +207,7 @@ INLINE void integer_block(int64_t quads, int rows, const uint8_t *x, int64_t x_r
     for (int i = 0; i < rows; i++)
         sums[i][0] = sums[i][1] = EACH_FOUR(0);
     for (int64_t p = 0; p < quads; p++) {
-        const bytes *right = (const bytes *)(panel + p * NR * 4);
+        const unaligned *right = (const unaligned *)(panel + p * NR * 4);
 #pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {
             int32_t four;
