@@ -43,8 +43,12 @@ class PackedProduct:
 
     def applies_to(self, rows: Tensor) -> bool:
         """Return True if rows can be multiplied so: on a CPU, in fp32 like the weights, without gradients."""
-        weight: Any = self.layers[0]._parameters["weight"]  # an attribute of a module is found more slowly
-        return weight.dtype is torch.float32 and weight.is_cpu and is_plain(rows)
+        weight: Any = self.layers[0]._parameters.get("weight")  # an attribute of a module is found more slowly
+        return weight is not None and weight.dtype is torch.float32 and weight.is_cpu and is_plain(rows)
+
+    def forget(self) -> None:
+        """Pack the weights anew when they are used next: an optimizer may change them unseen, through `.data`."""
+        self._packed = None
 
     def __call__(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Return every layer's output of rows (..., E)."""
@@ -113,7 +117,11 @@ class PackedLinear(nn.Linear):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the output of rows (..., E)."""
-        return self.product(rows)[0] if self.product.applies_to(rows) else F.linear(rows, self.weight, self.bias)
+        if self.product.applies_to(rows):
+            return self.product(rows)[0]
+        if torch.is_grad_enabled():
+            self.product.forget()
+        return F.linear(rows, self.weight, self.bias)
 
 
 class ReducedLinear(nn.Module):
@@ -183,15 +191,30 @@ class IntegersByKernel:
     """A weight (out, in) and a bias (out,) or None for the kernel in C, which quantizes the input row by row."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.packed, self.bias = kernel.pack_integers(weight, bias), bias
+        self.bias = bias
+        self.packed = kernel.pack_integers(*kernel.integers_of(weight), bias)
+
+    def __reduce__(self) -> tuple:  # another machine has other panels
+        return _integers, (*self.packed.integers, self.bias)
 
     @property
     def weight(self) -> Tensor:
-        return self.packed.weight
+        integers, scales = self.packed.integers
+        return integers * scales[:, None]
 
     def product(self, rows: Tensor) -> Tensor:
         """Return the output of rows (..., E)."""
         return kernel.linear(rows.detach(), self.packed)
+
+
+def _integers(integers: Tensor, scales: Tensor, bias: Tensor | None) -> IntegersByKernel | IntegersByTorch:
+    """Return integers (out, in) with a scale an output as this machine multiplies by them."""
+    weight = integers * scales[:, None]
+    if not kernel.packs_integers(weight):
+        return IntegersByTorch(weight, bias)
+    found = IntegersByKernel.__new__(IntegersByKernel)
+    found.bias, found.packed = bias, kernel.pack_integers(integers, scales, bias)
+    return found
 
 
 class IntegersByTorch:
@@ -261,11 +284,19 @@ class BFloat16Linear(ReducedLinear):
 KINDS: dict[str, type[ReducedLinear]] = {one.kind: one for one in (QuantizedLinear, BFloat16Linear)}
 
 
+def is_hooked(module: nn.Module | None) -> bool:
+    """Return whether something waits for what a module is given or finds."""
+    return module is not None and bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def for_kernel(layer: nn.Module) -> kernel.Packed | None:
     """Return a linear layer's weights as the kernel in C reads them, as they are now; None: it does not read them."""
     found: Any = None
+    if is_hooked(layer):
+        return None
     if type(layer) is PackedLinear:
-        found = layer.product.packed
+        weight = layer._parameters.get("weight")
+        found = layer.product.packed if weight is not None and kernel.packs(weight) else None
     elif type(layer) is QuantizedLinear:
         found = layer.packed
     return found.packed if isinstance(found, ByKernel | IntegersByKernel) else None
@@ -321,7 +352,11 @@ class ReducedProduct:
     """The product of rows with the weights of layers in int8 or bf16 that read the same input."""
 
     def __init__(self, *layers: ReducedLinear) -> None:
+        self.layers = layers
         self.sizes, self.layer = [layer.out_features for layer in layers], type(layers[0])(*layers)
+
+    def forget(self) -> None:
+        """Do nothing: weights in fewer bits are not trained."""
 
     def applies_to(self, rows: Tensor) -> bool:
         """Return True: fewer bits are all that is there."""
@@ -337,7 +372,8 @@ def _replace(model: nn.Module, kind: type[nn.Module]) -> None:
     trains = kind is PackedLinear
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            hooks = [hook for hook in child._forward_pre_hooks.values() if trains or hook.__module__ != NOISE]
+            before = [hook for hook in child._forward_pre_hooks.values() if trains or hook.__module__ != NOISE]
+            hooks = [*before, *child._forward_hooks.values()]
             if type(child) in (nn.Linear, PackedLinear) and type(child) is not kind and not hooks:
                 setattr(module, name, kind(child))
 
@@ -356,6 +392,9 @@ def _join(model: nn.Module, kind: type[nn.Module], product: type) -> None:
 
 def products(layers: Sequence[nn.Module], joined: Any, rows: Tensor) -> tuple[Tensor, ...]:
     """Return the outputs of layers that read the same rows, by their one product where there is one that applies."""
-    if joined is not None and joined.applies_to(rows):
-        return joined(rows)
+    if joined is not None and joined.layers == tuple(layers) and not any(map(is_hooked, layers)):
+        if joined.applies_to(rows):
+            return joined(rows)
+        if torch.is_grad_enabled():
+            joined.forget()
     return tuple(layer(rows) for layer in layers)

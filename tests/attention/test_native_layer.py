@@ -156,12 +156,13 @@ def test_a_linear_layer_in_integers(given, is_positive, size):
     """Off by half a level of each input and half a step of the zero, and no more: rows are alone."""
     x, weight, bias = given
     x = (x.abs() if is_positive else x) * size
-    packed = layer.pack_integers(weight, bias)
-    found = layer.linear(x, packed)
-    torch.testing.assert_close(packed.weight, weight, rtol=0, atol=float(weight.abs().max()) / 250)
-    expected = F.linear(x.double(), packed.weight.double(), None if bias is None else bias.double())
+    packed = layer.pack_integers(*layer.integers_of(weight), bias)
+    found, (integers, scales) = layer.linear(x, packed), packed.integers
+    read = integers.double() * scales[:, None]
+    torch.testing.assert_close(read, weight.double(), rtol=0, atol=float(weight.abs().max()) / 250)
+    expected = F.linear(x.double(), read, None if bias is None else bias.double())
     level = (x.amax(1).clamp(min=0) - x.amin(1).clamp(max=0)) / 125  # with 7 bits
-    most = level[:, None] * packed.weight.abs().sum(1) * 0.51 + 1e-5 * (expected.abs() + 1)
+    most = level[:, None] * read.abs().sum(1) * 0.51 + 1e-5 * (expected.abs() + 1)
     assert bool(((found - expected).abs() <= most).all())
     if len(x):
         torch.testing.assert_close(layer.linear(x[-1:], packed), found[-1:], rtol=1e-6, atol=1e-6)

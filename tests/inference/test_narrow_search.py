@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from fairseq.search import DiverseBeamSearch, Sampling
-from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from helpers.models import batch, small_model, small_task
 from relpos_fairseq.attention.native import build
 from relpos_fairseq.inference.checkpoints import hooks, narrow_search
 from relpos_fairseq.inference.checkpoints.narrow_search import ColumnModel, narrowed
+from relpos_fairseq.nn.packed import pack, quantize
 
 pytestmark = pytest.mark.skipif(build.problem() is not None, reason="no C compiler")
 PARTS = ("positional_scores", "attention", "score")
@@ -156,3 +157,33 @@ def test_of_the_call(model, words, monkeypatch: pytest.MonkeyPatch) -> None:
         assert narrowed(generator, None) is generator
     far = SequenceGenerator([model], words, beam_size=2, eos=narrow_search.MOST_NAMED)
     assert narrowed(far, None) is far
+
+
+@pytest.mark.parametrize("kind", ["packed", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_packed_model_in_another_type(kind, dtype, words) -> None:
+    """What a kernel has packed in fp32 it is not given in fp64."""
+    model = randomized(small_model(position_scheme="alibi"))
+    (pack if kind == "packed" else lambda one: quantize(one, "int8"))(model)
+    model.to(dtype)
+    generator = SequenceGenerator([model], words, beam_size=3, max_len_b=8)
+    found = generator.generate([model], sample_of(3))
+    with wide():
+        expected = generator.generate([model], sample_of(3))
+    assert_alike(found, expected)
+
+
+def test_a_model_with_probabilities_of_its_own_reads_all(words) -> None:
+    model = small_model()
+
+    class Other(type(model)):
+        def get_normalized_probs(self, *given, **more):
+            return super().get_normalized_probs(*given, **more).roll(3, -1)
+
+    generator = SequenceGenerator([model], words)
+    assert narrowed(generator, None) is not generator
+    model.__class__ = Other
+    assert narrowed(generator, None) is generator
+    generator.model.__class__ = type("Ours", (EnsembleModel,), {})
+    model.__class__ = Other.__base__
+    assert narrowed(generator, None) is generator

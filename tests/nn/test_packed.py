@@ -11,6 +11,7 @@ from fairseq.modules.quant_noise import quant_noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.models.building import build_generating
@@ -241,3 +242,62 @@ def test_what_cannot_be_is_said():
         quantize(translation("m4"), "int3")
     with pytest.raises(UserError, match="for CPUs, and the model is on meta"):
         quantize(nn.Linear(2, 2, device="meta"), "int8")
+
+
+def test_what_an_optimizer_writes_through_data_is_packed_anew():
+    """As fairseq's optimizers do; a forward pass with gradients says that a weight may change."""
+    model = translation("m4")
+    pack(model)
+    scores(model, True)
+    source = torch.randint(4, ROWS, (2, 5))
+    model(source, torch.full((2,), 5), source)[0].sum().backward()
+    for parameter in model.parameters():
+        parameter.data.mul_(1.1)
+    fresh = copy.deepcopy(model)
+    for steps in (False, True):
+        assert torch.equal(scores(model, steps), scores(fresh, steps))
+
+
+def test_parts_that_are_replaced_pruned_or_watched_after_packing_count():
+    model = translation("alibi")
+    pack(model)
+    before = scores(model, True)
+    attention, layer = model.decoder.layers[0].self_attn, model.decoder.layers[1]
+    seen: list = []
+    handle = attention.q_proj.register_forward_hook(lambda *_: seen.append(1))
+    torch.testing.assert_close(scores(model, True), before, rtol=1e-5, atol=1e-5)
+    assert seen
+    handle.remove()
+    prune.l1_unstructured(layer.fc1, "weight", 0.5)
+    assert not torch.allclose(scores(model, True), before)
+    prune.remove(layer.fc1, "weight")
+    before = scores(model, True)
+    attention.q_proj = nn.Sequential(attention.q_proj, nn.Hardtanh(-1e-3, 1e-3))
+    assert not torch.allclose(scores(model, True), before)
+
+
+def test_a_layer_that_is_watched_is_not_packed():
+    model, seen = translation("none"), []
+    model.decoder.layers[0].fc1.register_forward_hook(lambda *_: seen.append(1))
+    pack(model)
+    scores(model, True)
+    assert seen
+
+
+def test_integers_of_another_machine_are_its_own(monkeypatch):
+    """Pickled here, they are multiplied by torch where no kernel can."""
+    from relpos_fairseq.attention.native import layer as kernel
+
+    layer = QuantizedLinear(nn.Linear(20, 7))
+    data, given = pickle.dumps(layer), torch.randn(4, 20)
+    assert torch.equal(pickle.loads(data)(given), layer(given))
+    monkeypatch.setattr(kernel, "packs_integers", lambda _: False)
+    other = pickle.loads(data)
+    torch.testing.assert_close(other.weight, layer.weight)
+    torch.testing.assert_close(other(given), layer(given), rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("kind", [PackedLinear, QuantizedLinear])
+def test_inputs_of_another_width_are_refused(kind):
+    with torch.no_grad(), pytest.raises((ValueError, RuntimeError), match="8"):
+        kind(nn.Linear(8, 4))(torch.randn(3, 5))

@@ -52,6 +52,8 @@ def candidates(
     rows, vocabulary = len(x), x.size(1) if projection is None else projection.outputs
     if first < 0 or best < 1 or first + best > vocabulary:
         raise ValueError(f"{first} first and {best} best candidates of a vocabulary of {vocabulary} units")
+    if projection is not None and x.size(1) != projection.inputs:
+        raise ValueError(f"a projection of {projection.inputs} inputs was given {x.size(1)}")
     log_probs = x.new_empty(rows, first + best)
     units = torch.empty(rows, first + best, dtype=torch.long)
     call = CandidatesCall(

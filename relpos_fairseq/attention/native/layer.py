@@ -83,16 +83,12 @@ class Packed:
         addresses = {name: part.data_ptr() for name, part in places.items() if part is not None}
         object.__setattr__(self, "arg", LinearArg(inputs=self.inputs, outputs=self.outputs, **addresses))
 
-    def __reduce__(self) -> tuple:  # a copy lies elsewhere
-        return type(self), (self.panels, self.bias, self.inputs, self.outputs, self.scales, self.sums)
-
     @property
-    def weight(self) -> Tensor:
-        """(out, in) what the kernel multiplies with, in fp32."""
-        if self.scales is None:
-            return self.panels.mT.flatten(0, 1)[: self.outputs]
+    def integers(self) -> tuple[Tensor, Tensor]:
+        """(out, in) in int8 and (out,) the scales, of a weight in int8."""
+        assert self.scales is not None
         rows = self.panels.transpose(1, 2).flatten(2).flatten(0, 1)
-        return (rows * self.scales[:, None])[: self.outputs, : self.inputs]
+        return rows[: self.outputs, : self.inputs], self.scales[: self.outputs]
 
 
 def packs(weight: Tensor) -> bool:
@@ -112,14 +108,18 @@ def pack(weight: Tensor, bias: Tensor | None) -> Packed:
     return Packed(panels, _padded(weight, bias), inputs, outputs)
 
 
-def pack_integers(weight: Tensor, bias: Tensor | None) -> Packed:
-    """Return a weight (out, in) in int8 with a scale an output, and a bias (out,) or None, as the kernel reads them."""
-    outputs, inputs = weight.shape
+def integers_of(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a weight (out, in) in int8, and the scales (out,) of its outputs."""
     scales = weight.detach().abs().amax(1).clamp(min=1e-12) / 127
-    integers = (weight.detach() / scales[:, None]).round().to(torch.int8)
+    return (weight.detach() / scales[:, None]).round().to(torch.int8), scales
+
+
+def pack_integers(integers: Tensor, scales: Tensor, bias: Tensor | None) -> Packed:
+    """Return a weight (out, in) in int8 with a scale an output, and a bias (out,) or None, as the kernel reads them."""
+    outputs, inputs = integers.shape
     panels = _panels(F.pad(integers, (0, -inputs % 4))).unflatten(2, (-1, 4)).transpose(1, 2).contiguous()
-    sums = integers.sum(1, dtype=torch.int32).to(weight.dtype)
-    return Packed(panels, _padded(weight, bias), inputs, outputs, _padded(weight, scales), _padded(weight, sums))
+    sums = integers.sum(1, dtype=torch.int32).to(scales.dtype)
+    return Packed(panels, _padded(scales, bias), inputs, outputs, _padded(scales, scales), _padded(scales, sums))
 
 
 def _panels(weight: Tensor) -> Tensor:
@@ -143,7 +143,13 @@ def _told(name: str) -> int:
 
 
 def linear(x: Tensor, packed: Packed) -> Tensor:
-    """Return a linear layer's output (..., out) for x (..., in) of the packed weight's type."""
+    """Return a linear layer's output (..., out) for x (..., in) of the packed weight's type.
+
+    Raises:
+        ValueError: x has another number of inputs.
+    """
+    if x.size(-1) != packed.inputs:
+        raise ValueError(f"a linear layer of {packed.inputs} inputs was given {x.size(-1)}")
     rows = x.reshape(-1, x.size(-1))
     if rows.stride(1) != 1:
         rows = rows.contiguous()
@@ -173,7 +179,7 @@ def layer(form: LayerCall, x: Tensor, attended: Tensor, cross: StepCall | None) 
     Raises:
         MemoryError: there is none for the rows between two linear layers.
     """
-    out = torch.empty_like(x)
+    out = x.new_empty(x.shape)
     call = LayerCall.from_buffer_copy(form)
     call.rows = len(x)
     call.threads = _threads(len(x) * form.inner.inputs * form.inner.outputs)

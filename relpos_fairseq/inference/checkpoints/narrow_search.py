@@ -19,9 +19,8 @@ from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from torch import Tensor
 
 from relpos_fairseq.attention.native.candidates import candidates, serves
-from relpos_fairseq.attention.native.layer import Packed
 from relpos_fairseq.models.decoder import RelPosDecoder
-from relpos_fairseq.nn.packed import for_kernel
+from relpos_fairseq.nn.packed import for_kernel, is_plain
 
 NO_LAYER = -1  # whose attention over the source is kept
 MOST_NAMED = 16  # units up to the last that a search names: more of them would be as wide as a vocabulary
@@ -61,15 +60,15 @@ def _is_served(ensemble: EnsembleModel) -> bool:
     decoder = getattr(ensemble.single_model, "decoder", None)
     if ensemble.models_size > 1 or not isinstance(decoder, RelPosDecoder) or decoder.adaptive_softmax is not None:
         return False
+    if type(ensemble) is not EnsembleModel or not _is_known(type(ensemble.single_model)):
+        return False
     like = next(decoder.parameters())
     return not torch.is_autocast_enabled("cpu") and serves(like.detach().reshape(1, -1)[:, :1])
 
 
-def _projection_of(decoder: RelPosDecoder) -> Packed | None:
-    """Return the packed layer whose outputs are a decoder's scores, where the kernel computes what the layer does."""
-    layer = decoder.output_projection
-    is_fairseqs = type(decoder).output_layer is TransformerDecoderBase.output_layer
-    return for_kernel(layer) if is_fairseqs and not layer._forward_hooks else None
+def _is_known(kind: type) -> bool:
+    """Return whether a model's probabilities are the softmax of its scores: fairseq's method or this package's."""
+    return kind.get_normalized_probs.__module__.split(".")[0] in ("fairseq", "relpos_fairseq")
 
 
 class ColumnSearch(BeamSearch):
@@ -119,15 +118,15 @@ class ColumnModel(EnsembleModel):
         """Return log-probabilities (rows, columns), and attention (rows, S) or None, as fairseq does."""
         encoder_out, decoder = encoder_outs[0] if encoder_outs else None, self.single_model.decoder
         asked = {} if self.weighs else {"alignment_layer": NO_LAYER}
-        projection = None if torch.is_grad_enabled() else _projection_of(decoder)
+        apart = type(decoder).output_layer is TransformerDecoderBase.output_layer
         x, extra = decoder(
-            tokens,
-            encoder_out=encoder_out,
-            incremental_state=incremental_states[0],
-            features_only=projection is not None,
-            **asked,
+            tokens, encoder_out=encoder_out, incremental_state=incremental_states[0], features_only=apart, **asked
         )
         self._begun = True
-        found, self._search.units = candidates(x[:, -1], self._named, self._best, temperature, projection)
+        x = x[:, -1]
+        projection = for_kernel(decoder.output_projection) if apart and is_plain(x) else None
+        if apart and projection is None:
+            x = decoder.output_layer(x)
+        found, self._search.units = candidates(x, self._named, self._best, temperature, projection)
         attention = extra["attn"][0]
         return found.float(), None if attention is None else attention[:, -1]
