@@ -107,6 +107,9 @@ class Option:
             return self.read(text, shape)
         return self.auto(shape) if callable(self.auto) else self.auto
 
+    def check_auto(self, scheme: str) -> None:
+        """Raise a ValueError if `auto` is a value that a user of the scheme may not give."""
+
     def memory(self, value: Any, shape: AttentionShape) -> str | None:
         """Return a checkpoint's entry for a value, or None where it has none."""
         later = self.later or self.afterwards
@@ -124,6 +127,10 @@ class Number(Option):
     """
 
     least: int | Callable[[AttentionShape], int] = 0
+
+    def check_auto(self, scheme: str) -> None:
+        if isinstance(self.auto, int) and isinstance(self.least, int) and self.auto < self.least:
+            raise ValueError(f"position scheme {scheme}: {self.name} has auto={self.auto}, below least={self.least}")
 
     def read(self, text: str, shape: AttentionShape) -> int:
         least = self.least(shape) if callable(self.least) else self.least
@@ -179,6 +186,10 @@ class Choice(Option):
 
     choices: tuple[str, ...] = ("on", "off")
     older: dict[str, str] = field(default_factory=dict, hash=False)
+
+    def check_auto(self, scheme: str) -> None:
+        if self.choices == ("on", "off") and isinstance(self.auto, str) and self.auto not in self.choices:
+            raise ValueError(f"position scheme {scheme}: {self.name} has auto={self.auto!r}: give on or off")
 
     def read(self, text: str, shape: AttentionShape) -> str:
         text = self.older.get(text, text)

@@ -21,6 +21,7 @@ of a `ConversionSource`.
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -190,7 +191,13 @@ class PositionScheme(nn.Module):
         """Return the length of an axis of `Table.size`."""
         if name.isdigit():
             return int(name)
-        return getattr(next(place for place in (self, self.shape, self.options) if hasattr(place, name)), name)
+        for place in (self, self.shape, self.options):
+            if hasattr(place, name):
+                return getattr(place, name)
+        raise ValueError(
+            f"position scheme {self.name}: a table's axis {name} is no number, and no name of the scheme, of its "
+            f"AttentionShape or of an option that it takes"
+        )
 
     @classmethod
     def built(cls, shape: AttentionShape, options: SchemeOptions) -> PositionScheme:
@@ -406,12 +413,29 @@ def register_scheme(name: str) -> Callable[[type[PositionScheme]], type[Position
     def keep(cls: type[PositionScheme]) -> type[PositionScheme]:
         known = REGISTER.get(name)
         if known is not None and known.__qualname__ != cls.__qualname__:
-            raise ValueError(f"position scheme {name} is registered twice: {known} and {cls}")
+            raise ValueError(f"position scheme {name} is registered twice: {known} and {cls}: rename one")
+        check_declared(name, cls)
         cls.name = name
         REGISTER[name] = cls
         return cls
 
     return keep
+
+
+def check_declared(name: str, cls: type[PositionScheme]) -> None:
+    """Raise a ValueError, which says what to change, for a scheme that cannot be registered as `name`."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ValueError(f"position scheme {name!r}: a name has small letters, digits and _, and begins with a letter")
+    if getattr(cls, "info", None) is None:
+        raise ValueError(f"position scheme {name}: {cls.__name__} needs info = SchemeInfo(...), its row in the tables")
+    others = {option.name: (option, other) for other, kind in REGISTER.items() for option in kind.takes}
+    for option in cls.takes:
+        first, other = others.get(option.name, (option, name))
+        if (first.place, first.help) != (option.place, option.help):
+            raise ValueError(
+                f"position scheme {name}: option {option.name} is another one of {other}: take that, or rename it"
+            )
+        option.check_auto(name)
 
 
 class LossReport(Protocol):

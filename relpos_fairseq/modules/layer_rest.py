@@ -38,18 +38,21 @@ class LayerRest:
         self.layer = layer
         self._form: Form | None = None
 
-    @staticmethod
-    def serves(layer: Any) -> bool:
+    @classmethod
+    def serves(cls, layer: Any) -> bool:
         """Return whether the kernel computes what a layer does, and nothing waits for a part of it."""
-        linear, norms = _parts(layer)
+        return cls(layer)._current() is not None
+
+    def _is_plain(self, norms: list[Any]) -> bool:
+        """Return whether the kernel computes what the layer does beside its linear layers; no hook waits for it."""
+        layer = self.layer
         others = (layer.self_attn, layer.encoder_attn, layer.dropout_module, layer.activation_dropout_module)
         return (
             all(getattr(layer, name) is None for name in CHANGES)
             and layer.activation_fn in (torch.relu, nn.functional.relu)
             and not layer.cross_self_attention
-            and all(map(_is_affine, norms.values()))
-            and None not in map(for_kernel, linear.values())
-            and not any(map(is_hooked, (*norms.values(), *others)))
+            and all(map(_is_affine, norms))
+            and not any(map(is_hooked, (*norms, *others)))
             and not _has_any_global_hook()
         )
 
@@ -75,10 +78,10 @@ class LayerRest:
 
     def _current(self) -> Form | None:
         """Return the kernel's arguments for the weights as they are now, or None if it does not read them."""
-        if not self.serves(self.layer):
-            return None
         linear, norms = _parts(self.layer)
         packed = {name: for_kernel(part) for name, part in linear.items()}
+        if None in packed.values() or not self._is_plain([*norms.values()]):
+            return None
         parts = [part for norm in norms.values() for part in (norm.weight.data_ptr(), norm.bias.data_ptr())]
         state = [*packed.values(), *parts]
         form = self._form

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import relpos_fairseq
-from cases import LIKE_OTHERS, kinds_of
+from cases import LIKE_OTHERS, Case, build, kinds_of
 from helpers import ROOT
 from relpos_fairseq import scheme_table
 from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
-from relpos_fairseq.options import CLIP_DISTANCE, INIT, SHARE, Number, declared_options, in_order
+from relpos_fairseq.options import CLIP_DISTANCE, INIT, SHARE, Choice, Number, declared_options, in_order
 from relpos_fairseq.placement import Placement, PositionMismatchError
 from relpos_fairseq.plan import decode_text, encode_text
-from relpos_fairseq.scheme import AttentionShape, register_scheme
+from relpos_fairseq.scheme import REGISTER, AttentionShape, register_scheme
 from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
 
 # Flags of the command line that no scheme declares: before those that schemes declare, and after them.
@@ -270,6 +270,38 @@ def test_registering_twice() -> None:
     with pytest.raises(ValueError, match="m4 is registered twice"):
         register_scheme("m4")(scheme_class("m4m"))
     assert scheme_class("m4m").name == "m4m"
+
+
+class _Mine(scheme_class("t5")):
+    """A stranger's."""
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("my-bias", {}, "'my-bias': a name has small letters, digits and _"),
+        ("my+bias", {}, "'my.bias': a name has small letters, digits and _"),
+        ("mine", {"info": None}, "mine: _Mine needs info = SchemeInfo"),
+        (
+            "mine",
+            {"takes": {Number(name="clip_distance", place=1, help="mine", auto=3)}},
+            "option clip_distance is another one of .*: take that, or rename it",
+        ),
+        ("mine", {"takes": {Number(name="mine", place=1, help="m", auto=1, least=2)}}, "auto=1, below least=2"),
+        ("mine", {"takes": {Choice(name="mine", place=1, help="m", auto="yes")}}, "auto='yes': give on or off"),
+    ],
+)
+def test_a_scheme_that_cannot_be_registered_is_told_why(name, changes, says, monkeypatch) -> None:
+    for attribute, value in changes.items():
+        monkeypatch.setattr(_Mine, attribute, value)
+    with pytest.raises(ValueError, match=says):
+        register_scheme(name)(_Mine)
+    assert name not in REGISTER
+
+
+def test_a_tables_axis_that_is_no_name_is_named(monkeypatch) -> None:
+    with pytest.raises(ValueError, match="t5: a table's axis rows_of_mine is no number, and no name"):
+        build(Case("t5"))[0].shared[0]._axis("rows_of_mine")
 
 
 def test_hybrids_may_be_spaced() -> None:
