@@ -37,6 +37,9 @@ LONGEST = """
     tasks/test_segment_training.py comparison/test_compare.py export/test_closing_generation.py
     attention/test_triton_compile.py cli/test_cli_pruned.py
 """.split()
+# transformers copies an export's code to a folder by the export's name: two workers' would be written at once.
+os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="relpos-modules-")
+atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must stand before anything imports triton
 # The suite draws the same examples every time; `--hypothesis-profile default` draws new ones.

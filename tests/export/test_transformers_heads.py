@@ -76,7 +76,7 @@ def test_they_train_and_save_and_load(kind, tmp_path):
     assert after.loss < before
     model.save_pretrained(tmp_path / "again")
     again = auto.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
-    assert torch.equal(again(tokens).logits, after.logits)
+    torch.testing.assert_close(again(tokens).logits, after.logits, rtol=0, atol=1e-6)  # MKL goes by where tensors lie
 
 
 @pytest.mark.parametrize("kind", CASES)
