@@ -26,6 +26,8 @@ from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.nn.self_attention import check_backend
 from relpos_fairseq.placement import Placement, PositionContext
 
+STEP = {"self_attn_mask", "self_attn_padding_mask"}  # arguments of a step of decoding by the kernel, beside the others
+
 
 class _Checkpointed(nn.Module):
     """A layer that recomputes its forward in the backward pass, where the config asks for it."""
@@ -147,7 +149,9 @@ class _DecoderLayer(TransformerDecoderLayerBase):
     ) -> tuple[Tensor, Tensor | None, None]:
         """Run fairseq's decoder layer on x (T, B, E); a step of decoding by the kernel in C, where it serves."""
         weighs, state, form = need_attn or need_head_weights, incremental_state, None
-        if state is not None and not weighs and self.rest is not None and (form := self.rest.form_for(x)) is not None:
+        if state is not None and not weighs and self.rest is not None and more.keys() <= STEP:
+            form = self.rest.form_for(x)
+        if state is not None and self.rest is not None and form is not None:
             cross, has_source = None, encoder_out is not None and self.encoder_attn is not None
             if has_source:
                 cross = self.encoder_attn.step_call(encoder_out, encoder_padding_mask, state, x.size(1))

@@ -59,10 +59,11 @@ class PackedProduct:
     def packed(self) -> ByKernel | ByOneDNN:
         """The weights as they are now."""
         state = [_version(part) for layer in self.layers for part in layer._parameters.values()]
-        if self._packed is None or self._packed[0] != state:
+        held = self._packed  # which another thread may forget
+        if held is None or held[0] != state:
             weight, bias = side_by_side(self.layers)
-            self._packed = state, (ByKernel if kernel.packs(weight) else ByOneDNN)(weight, bias)
-        return self._packed[1]
+            self._packed = held = state, (ByKernel if kernel.packs(weight) else ByOneDNN)(weight, bias)
+        return held[1]
 
 
 def is_plain(rows: Tensor) -> bool:

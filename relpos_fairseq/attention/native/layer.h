@@ -259,14 +259,18 @@ static void integer_rows(const Linear *linear, int64_t first, int64_t last, cons
             for (int64_t r = 0; r < here; r += INTEGER_ROWS) {
                 int64_t offset = (i + r) * out_row + (p - first) * NR, columns = min_of(NR, linear->outputs - p * NR);
                 int count = (int)min_of(INTEGER_ROWS, here - r);
+                const int8_t *panel = linear->integers + p * k * NR;
+                if (columns == NR) {
+                    integer_panel(k / 4, count, quantized + r * k, k, panel, scales + r, zeros + r, linear, p * NR,
+                                  residual ? residual + offset : NULL, out + offset, out_row, kind);
+                    continue;
+                }
                 real tile[INTEGER_ROWS * 2 * VECTOR_BYTES / sizeof(real)], given[sizeof tile / sizeof(real)] = {0};
-                int whole_panel = columns == NR;
-                for (int64_t j = 0; residual && !whole_panel && j < count; j++)
+                for (int64_t j = 0; residual && j < count; j++)
                     memcpy(given + j * NR, residual + offset + j * out_row, columns * sizeof(real));
-                integer_panel(k / 4, count, quantized + r * k, k, linear->integers + p * k * NR, scales + r, zeros + r,
-                              linear, p * NR, !residual ? NULL : whole_panel ? residual + offset : given,
-                              whole_panel ? out + offset : tile, whole_panel ? out_row : NR, kind);
-                for (int64_t j = 0; !whole_panel && j < count; j++)
+                integer_panel(k / 4, count, quantized + r * k, k, panel, scales + r, zeros + r, linear, p * NR,
+                              residual ? given : NULL, tile, NR, kind);
+                for (int64_t j = 0; j < count; j++)
                     memcpy(out + offset + j * out_row, tile + j * NR, columns * sizeof(real));
             }
     }
