@@ -24,6 +24,7 @@ from helpers import FULL
 from relpos_fairseq.cli.main import main as relpos
 from relpos_fairseq.comparison import run as run_module
 from relpos_fairseq.comparison import scheduling, training_run
+from relpos_fairseq.comparison.results import ResultStore
 from relpos_fairseq.comparison.scheduling import Comparison
 from relpos_fairseq.comparison.scores import pack, same_inputs, unpack
 from relpos_fairseq.comparison.spec import make_spec
@@ -508,7 +509,7 @@ def test_a_comparison_survives_a_kill(tmp_path, monkeypatch, capsys):
             break
         time.sleep(0.05)
     assert str(spec) not in left
-    results = sorted((tmp_path / "small").rglob("*.json"))
+    results = ResultStore(tmp_path / "small").files()  # a run that was killed as it wrote has a temporary file beside
     kept = {path: path.read_text() for path in results}
     assert kept
     done = subprocess.run(given, cwd=tmp_path, env=environment(), capture_output=True, text=True)
