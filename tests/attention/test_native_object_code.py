@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ ARM = ("neoverse-n1", "neoverse-v1")
 # What multiplies, adds or subtracts vectors, and what does single numbers.
 PACKED = {"x86": r"v?(mul|add|sub|fn?m(add|sub)\d+)p[sd]", "arm": r"f(mul|mla|mls|add|sub)"}
 SINGLE = {"x86": r"v?(mul|add|sub|fn?m(add|sub)\d+)s[sd]", "arm": r"f(mul|madd|msub|add|sub)"}
+INTEGERS = r"vpdpbusd|vpmaddubsw"  # products of four pairs, which are summed
 STACK = {"x86": r"\(%[re]?(sp|bp)\)", "arm": r"\[(sp|x29)"}
 VECTORS = {"x86": r"%[xyz]mm\d", "arm": r"\b[qvdz]\d"}
 EXPONENTIAL = """
@@ -66,15 +68,16 @@ def functions(target: str, source: Path, folder: Path, double: bool) -> dict[str
     return found
 
 
-def loops(code: Code) -> list[Code]:
-    """What stands between a jump backwards and its target, innermost alone."""
+def loops(code: Code, wanted: Callable[[Code], bool] = bool) -> list[Code]:
+    """What stands between a jump backwards and its target, where it is wanted; of nested ones the innermost alone."""
     spans = []
     for address, name, operands in code:
         to = re.search(r"\b([0-9a-f]+) <", operands)
         if to and re.match(r"j|b\.|cbn?z|tbn?z|b$", name) and int(to[1], 16) <= address:
             spans.append((int(to[1], 16), address))
-    inner = [s for s in spans if not any(s != o and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
-    return [[part for part in code if first <= part[0] <= last] for first, last in inner]
+    parts = {span: [part for part in code if span[0] <= part[0] <= span[1]] for span in spans}
+    found = [span for span, part in parts.items() if wanted(part)]
+    return [parts[s] for s in found if not any(s != o and s[0] <= o[0] and o[1] <= s[1] for o in found)]
 
 
 def count(code: Code, pattern: str, kind: str) -> int:
@@ -84,6 +87,12 @@ def count(code: Code, pattern: str, kind: str) -> int:
         vector = pattern == PACKED["arm"]
         named = [text for text in named if bool(re.search(r"\b[vz]\d+\.", text)) == vector]
     return len(named)
+
+
+def spilled(codes: list[Code], kind: str) -> list[str]:
+    """Instructions that write or read vectors on the stack."""
+    found = [part for part in sum(codes, []) if re.search(STACK[kind], part[2]) and re.search(VECTORS[kind], part[2])]
+    return [" ".join(part[1:]) for part in found]
 
 
 @pytest.mark.parametrize("double", [False, True], ids=["fp32", "fp64"])
@@ -109,14 +118,20 @@ def test_products_stay_in_registers(target: str, tmp_path: Path) -> None:
     source.write_text(f'#include "layer.h"\nvoid *kept[] = {{{kept}}};\n', encoding="utf-8")
     found = functions(target, source, tmp_path, False)
     for name in blocks:
-        of_channels = [one for one in loops(found[name]) if count(one, PACKED[kind], kind) >= 12]
+        of_channels = loops(found[name], lambda one: count(one, PACKED[kind], kind) >= 12)
         assert of_channels
-        spilled = [
-            " ".join(part[1:])
-            for part in sum(of_channels, [])
-            if re.search(STACK[kind], part[2]) and re.search(VECTORS[kind], part[2])
-        ]
-        assert not spilled, f"{target}, {name}"
+        assert not spilled(of_channels, kind), f"{target}, {name}"
+
+
+@pytest.mark.parametrize(("target", "least"), [("x86-64-v3", 8), ("x86-64-v4", 16), ("icelake-server", 24)])
+def test_integers_stay_in_registers(target: str, least: int, tmp_path: Path) -> None:
+    """The loops over fours of inputs sum integers of INTEGER_ROWS rows, or four, and touch no stack."""
+    source = tmp_path / "integers.c"
+    source.write_text('#include "layer.h"\nvoid *kept = (void *)integer_panel;\n', encoding="utf-8")
+    code = functions(target, source, tmp_path, False)["integer_panel"]
+    of_inputs = loops(code, lambda one: count(one, INTEGERS, "x86") > 0)
+    assert max(count(one, INTEGERS, "x86") for one in of_inputs) == least
+    assert not spilled(of_inputs, "x86")
 
 
 @pytest.mark.parametrize("target", [*X86[1:], "znver3"])

@@ -112,12 +112,12 @@ static void end_row(const CandidatesCall *call, int64_t row, const RowRead *read
         log_probs[j] = (real)((log_probs[j] - read->top) / call->temperature - sum);
 }
 
-/* The candidates of ROWS_OF_A_LAYER rows at most.  `logits` has room for CHUNK of each. */
+/* The candidates of CACHED_ROWS rows at most.  `logits` has room for CHUNK of each. */
 static void candidates_of_rows(const CandidatesCall *call, int64_t first, int64_t rows, real *logits)
 {
     const Linear *linear = &call->linear;
     const real *x = call->x + first * call->row_stride;
-    RowRead read[ROWS_OF_A_LAYER];
+    RowRead read[CACHED_ROWS];
     for (int64_t i = 0; i < rows; i++)
         read[i] = (RowRead){0, -(real)INFINITY, 0};
     for (int64_t from = 0; from < call->vocabulary; from += CHUNK) {

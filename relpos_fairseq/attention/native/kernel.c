@@ -178,11 +178,11 @@ int64_t relpos_step_size(void) { return sizeof(StepTables) + sizeof(StepCall); }
 int relpos_candidates(const CandidatesCall *call)
 {
     int failed = 0;
-    int64_t parts = max_of((call->rows + ROWS_OF_A_LAYER - 1) / ROWS_OF_A_LAYER, call->threads);
+    int64_t parts = max_of((call->rows + CACHED_ROWS - 1) / CACHED_ROWS, call->threads);
 #pragma omp parallel num_threads(call->threads) reduction(+ : failed)
     {
         unsigned mode = flush_subnormals();
-        real *logits = (real *)borrow_buffer(ROWS_OF_A_LAYER * CHUNK * sizeof(real));
+        real *logits = (real *)borrow_buffer(CACHED_ROWS * CHUNK * sizeof(real));
         failed = !logits;
 #pragma omp for schedule(static)
         for (int64_t part = 0; part < parts; part++) {
@@ -233,7 +233,7 @@ int64_t relpos_linear_size(void) { return sizeof(LinearCall); }
 int relpos_layer(const LayerCall *call)
 {
     int failed = 0;
-    int64_t parts = max_of((call->rows + ROWS_OF_A_LAYER - 1) / ROWS_OF_A_LAYER, call->threads);
+    int64_t parts = max_of((call->rows + CACHED_ROWS - 1) / CACHED_ROWS, call->threads);
 #pragma omp parallel num_threads(call->threads) reduction(+ : failed)
     {
         unsigned mode = flush_subnormals();

@@ -54,16 +54,22 @@ typedef struct {
 
 /* ------------------------------------------------------------------------------------------------- Linear layers */
 
-#define ROWS_OF_A_LAYER 128 /* rows that go through a layer together, so that they stay in the second-level cache */
-#define CACHED_ROWS 120     /* rows, and inputs of each, that are multiplied with all panels before others are; */
-#define CACHED_INPUTS 512   /* the first is a multiple of MR */
+#define CACHED_ROWS (20 * MR) /* rows, and inputs of each, that meet all panels of a weight before others do, */
+#define CACHED_INPUTS 512     /* and that go through a layer together: they stay in the second-level cache */
+#define LINE 64               /* bytes that a cache reads at once */
+
+/* What a block reads into the second-level cache beside its work: `step` bytes, from `at` on, at every 4th input. */
+typedef struct {
+    const char *at;
+    int64_t step;
+} Ahead;
 
 /* What becomes of a product: its sum with others, or the positive part; the kinds add up. */
 enum { SUM = 0, POSITIVE = 1, WITH_RESIDUAL = 2 };
 
 /* out (rows, NR) = one panel's columns of a linear layer. */
 INLINE void linear_block(int64_t k, int rows, const real *x, int64_t x_row, const real *panel, const real *bias,
-                         const real *residual, real *out, int64_t out_row, int kind)
+                         const real *residual, real *out, int64_t out_row, int kind, Ahead ahead)
 {
     vec sums[MR][2];
 #pragma GCC unroll 12
@@ -72,6 +78,9 @@ INLINE void linear_block(int64_t k, int rows, const real *x, int64_t x_row, cons
         for (int v = 0; v < 2; v++)
             sums[i][v] = *(const vec *)(bias + v * VL);
     for (int64_t p = 0; p < k; p++) {
+        if (p % 4 == 0)
+            for (const char *end = ahead.at + ahead.step; ahead.at < end; ahead.at += LINE)
+                __builtin_prefetch(ahead.at, 0, 2);
         vec right[2] = {*(const vec *)(panel + p * NR), *(const vec *)(panel + p * NR + VL)};
 #pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {
@@ -94,13 +103,13 @@ INLINE void linear_block(int64_t k, int rows, const real *x, int64_t x_row, cons
 }
 
 typedef void LinearBlock(int64_t k, const real *x, int64_t x_row, const real *panel, const real *bias,
-                         const real *residual, real *out, int64_t out_row);
+                         const real *residual, real *out, int64_t out_row, Ahead ahead);
 
 #define LINEAR_BLOCK(name, rows, kind)                                                                               \
     static NOINLINE void name(int64_t k, const real *restrict x, int64_t x_row, const real *restrict panel,           \
-                              const real *bias, const real *residual, real *out, int64_t out_row)                    \
+                              const real *bias, const real *residual, real *out, int64_t out_row, Ahead ahead)       \
     {                                                                                                                \
-        linear_block(k, rows, x, x_row, panel, bias, residual, out, out_row, kind);                                  \
+        linear_block(k, rows, x, x_row, panel, bias, residual, out, out_row, kind, ahead);                           \
     }
 #define LINEAR_BLOCKS(rows_name, rows)                      \
     LINEAR_BLOCK(rows_name##_sum, rows, SUM)                \
@@ -122,23 +131,25 @@ INLINE LinearBlock *const *blocks_for(int64_t rows, int64_t *count)
     return part == 3 ? whole_block : part == 2 ? larger_part : part == 1 ? smaller_part : one_row;
 }
 
-/* `columns` <= NR of a linear layer, for all rows and k of its inputs. */
+/* `columns` <= NR of a linear layer, for all rows and k of its inputs; `next` is the panel that will be read next. */
 static void linear_panel(int64_t k, const real *x, int64_t x_row, int64_t rows, const real *panel, const real *bias,
-                         const real *residual, real *out, int64_t out_row, int64_t columns, int kind)
+                         const real *residual, real *out, int64_t out_row, int64_t columns, int kind, const char *next)
 {
-    int64_t count;
+    int64_t blocks = (rows + MR - 1) / MR, count;
+    Ahead ahead = {next, round_up((4 * NR * sizeof(real) + blocks - 1) / blocks, LINE)};
     for (int64_t i = 0; i < rows; i += count) {
         LinearBlock *const *block = blocks_for(rows - i, &count);
         const real *beside = kind & WITH_RESIDUAL ? residual + i * out_row : NULL;
         real *to = out + i * out_row;
         if (columns == NR) {
-            block[kind](k, x + i * x_row, x_row, panel, bias, beside, to, out_row);
+            block[kind](k, x + i * x_row, x_row, panel, bias, beside, to, out_row, ahead);
+            ahead.at += ahead.step * (k / 4);
             continue;
         }
         real tile[MR * 2 * VECTOR_BYTES / sizeof(real)], given[MR * 2 * VECTOR_BYTES / sizeof(real)] = {0};
         for (int64_t r = 0; beside && r < count; r++)
             memcpy(given + r * NR, beside + r * out_row, columns * sizeof(real));
-        block[kind](k, x + i * x_row, x_row, panel, bias, given, tile, NR);
+        block[kind](k, x + i * x_row, x_row, panel, bias, given, tile, NR, ahead);
         for (int64_t r = 0; r < count; r++)
             memcpy(to + r * out_row, tile + r * NR, columns * sizeof(real));
     }
@@ -175,7 +186,7 @@ typedef __m256i bytes;
 #define QUANTIZED_ROWS 24   /* a multiple of INTEGER_ROWS */
 
 typedef bytes unaligned __attribute__((aligned(4), may_alias));
-typedef int32_t whole __attribute__((vector_size(VECTOR_BYTES), may_alias));
+typedef int32_t whole __attribute__((vector_size(VECTOR_BYTES)));
 
 /* to (k,) = x / scale + zero, in LEVELS + 1 levels; k is a multiple of 4.  Return the scale, NaN where x has NaN. */
 static real quantize(const real *x, uint8_t *to, int64_t inputs, int64_t k, real *zero)
@@ -202,10 +213,12 @@ INLINE void integer_block(int64_t quads, int rows, const uint8_t *x, int64_t x_r
                           const real *row_scales, const real *zeros, const Linear *linear, int64_t column,
                           const real *residual, real *out, int64_t out_row, int kind)
 {
-    bytes sums[INTEGER_ROWS][2];
+    whole sums[INTEGER_ROWS][2];
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++)
-        sums[i][0] = sums[i][1] = EACH_FOUR(0);
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++)
+            sums[i][v] = (whole){0};
     for (int64_t p = 0; p < quads; p++) {
         const unaligned *right = (const unaligned *)(panel + p * NR * 4);
 #pragma GCC unroll 12
@@ -213,14 +226,17 @@ INLINE void integer_block(int64_t quads, int rows, const uint8_t *x, int64_t x_r
             int32_t four;
             memcpy(&four, x + i * x_row + 4 * p, 4);
             bytes left = EACH_FOUR(four);
-            sums[i][0] = DOT4(sums[i][0], left, right[0]);
-            sums[i][1] = DOT4(sums[i][1], left, right[1]);
+#pragma GCC unroll 2
+            for (int v = 0; v < 2; v++)
+                sums[i][v] = (whole)DOT4((bytes)sums[i][v], left, right[v]);
         }
     }
+#pragma GCC unroll 12 /* sums that are counted by a variable would be kept in memory */
     for (int i = 0; i < rows; i++)
+#pragma GCC unroll 2
         for (int v = 0; v < 2; v++) {
             int64_t at = column + v * VL;
-            vec found = __builtin_convertvector((whole)sums[i][v], vec) - zeros[i] * *(const vec *)(linear->sums + at);
+            vec found = __builtin_convertvector(sums[i][v], vec) - zeros[i] * *(const vec *)(linear->sums + at);
             found = found * (row_scales[i] * *(const vec *)(linear->scales + at)) + *(const vec *)(linear->bias + at);
             if (kind & WITH_RESIDUAL)
                 found += *(const vec *)(residual + i * out_row + v * VL);
@@ -230,18 +246,24 @@ INLINE void integer_block(int64_t quads, int rows, const uint8_t *x, int64_t x_r
         }
 }
 
-/* The columns of a panel for up to INTEGER_ROWS rows. */
+/* The columns of a panel for up to INTEGER_ROWS rows: all at once, else as many fours as there are. */
 static NOINLINE void integer_panel(int64_t quads, int rows, const uint8_t *x, int64_t x_row, const int8_t *panel,
                                    const real *row_scales, const real *zeros, const Linear *linear, int64_t column,
                                    const real *residual, real *out, int64_t out_row, int kind)
 {
-    if (rows == INTEGER_ROWS)
-        integer_block(quads, INTEGER_ROWS, x, x_row, panel, row_scales, zeros, linear, column, residual, out, out_row,
-                      kind);
-    else
-        for (int i = 0; i < rows; i++)
-            integer_block(quads, 1, x + i * x_row, x_row, panel, row_scales + i, zeros + i, linear, column,
-                          residual ? residual + i * out_row : NULL, out + i * out_row, out_row, kind);
+#define BLOCK(count) \
+    integer_block(quads, count, x + i * x_row, x_row, panel, row_scales + i, zeros + i, linear, column, \
+                  residual ? residual + i * out_row : NULL, out + i * out_row, out_row, kind)
+    int i = 0;
+    if (rows == INTEGER_ROWS) {
+        BLOCK(INTEGER_ROWS);
+        return;
+    }
+    for (; i + 4 <= rows; i += 4)
+        BLOCK(4);
+    for (; i < rows; i++)
+        BLOCK(1);
+#undef BLOCK
 }
 
 /* As linear_rows, of a layer in integers. */
@@ -298,7 +320,8 @@ static void linear_rows(const Linear *linear, int64_t first, int64_t last, const
                 const real *beside = from ? of_panel : residual ? residual + i * out_row + (p - first) * NR : NULL;
                 linear_panel(to - from, x + i * x_row + from, x_row, here,
                              linear->weight + p * linear->inputs * NR + from * NR, from ? none : linear->bias + p * NR,
-                             beside, of_panel, out_row, min_of(NR, linear->outputs - p * NR), kind_here);
+                             beside, of_panel, out_row, min_of(NR, linear->outputs - p * NR), kind_here,
+                             (const char *)(linear->weight + (p + 1) * linear->inputs * NR + from * NR));
             }
         }
 }
@@ -326,23 +349,23 @@ static void normalize_rows(const Norm *norm, const real *x, real *out, int64_t r
 
 /* A thread's buffers, in one piece of memory. */
 typedef struct {
-    real *x, *y, *z;   /* (ROWS_OF_A_LAYER, E) */
-    real *hidden;      /* (ROWS_OF_A_LAYER, inner) */
+    real *x, *y, *z;   /* (CACHED_ROWS, E) */
+    real *hidden;      /* (CACHED_ROWS, inner) */
     real *of_step;     /* what a step of cross-attention needs */
 } LayerBuffers;
 
 INLINE int64_t layer_buffers_size(const LayerCall *call)
 {
-    return ROWS_OF_A_LAYER * (3 * call->attention_out.outputs + call->inner.outputs) +
+    return CACHED_ROWS * (3 * call->attention_out.outputs + call->inner.outputs) +
            (call->cross ? step_buffers_size(call->cross) : 0);
 }
 
 INLINE LayerBuffers layer_buffers_in(const LayerCall *call, real *memory)
 {
-    int64_t size = ROWS_OF_A_LAYER * call->attention_out.outputs;
+    int64_t size = CACHED_ROWS * call->attention_out.outputs;
     real *hidden = memory + 3 * size;
     return (LayerBuffers){memory, memory + size, memory + 2 * size, hidden,
-                          hidden + ROWS_OF_A_LAYER * call->inner.outputs};
+                          hidden + CACHED_ROWS * call->inner.outputs};
 }
 
 /* One branch: to = x + given W^T, and where norms come after, the norm of that. */
