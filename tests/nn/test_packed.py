@@ -299,5 +299,5 @@ def test_integers_of_another_machine_are_its_own(monkeypatch):
 
 @pytest.mark.parametrize("kind", [PackedLinear, QuantizedLinear])
 def test_inputs_of_another_width_are_refused(kind):
-    with torch.no_grad(), pytest.raises((ValueError, RuntimeError), match="8"):
+    with torch.no_grad(), pytest.raises((ValueError, RuntimeError), match="8|packB"):
         kind(nn.Linear(8, 4))(torch.randn(3, 5))
