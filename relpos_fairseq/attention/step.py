@@ -176,6 +176,12 @@ class StepTables:
         """Return whether `offset` may be added to the query of the content: no gate, product or rotation changes it."""
         return self.gate is None and not (self.products or rotated)
 
+    def hold_all(self, terms: tuple[PositionTerms, ...]) -> bool:
+        """Return whether a step of these terms, which fit, needs nothing beside the tables and products of its keys."""
+        apart = any(part is not None for term in terms for part in (term.dense_bias, term.static_factors, term.decay))
+        near = all(part.keys > 1 for part in self.products)
+        return not apart and near and len(self.products) <= 1 and len(self.factors) <= 1
+
     def factors_at(self, length: int) -> list[tuple[Tensor, Tensor]]:
         """Return the factors of the last of `length` positions (1, H|1, 1, r), and of all (1, H|1, length, r)."""
         return [(query[None, :, length - 1 : length], key[None, :, :length]) for query, key in self.factors]

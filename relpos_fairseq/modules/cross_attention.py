@@ -157,6 +157,9 @@ class CrossAttention(MultiheadAttention):
 
         The other arguments are those of `forward`.
         """
+        known = self._get_input_buffer(state).get("call")
+        if known is not None and known.batch == batch:
+            return known.call
         self._source(key, padding, state, batch)
         cache = self._get_input_buffer(state)
         if cache.get("call") is None or cache["call"].batch != batch:

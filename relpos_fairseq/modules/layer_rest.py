@@ -1,4 +1,4 @@
-"""What follows self-attention in a decoder's layer, for a step of decoding: one call of the kernel in C."""
+"""A decoder's layer, for a step of decoding: one call of the kernel in C, with self-attention or what follows it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from relpos_fairseq.attention.native import layer as kernel
 from relpos_fairseq.attention.native.step import StepCall
-from relpos_fairseq.nn.packed import for_kernel, is_hooked, is_plain
+from relpos_fairseq.nn.decoding_cache import DecodingCache
+from relpos_fairseq.nn.packed import for_kernel, is_hooked, is_plain, product_for_kernel
 
 CHANGES = ("attn_ln", "c_attn", "ffn_layernorm", "w_resid")  # options of fairseq's layers that the kernel has not
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 LINEAR = {"attention_out": ("self_attn", "out_proj"), "inner": ("fc1",), "outer": ("fc2",)}
 CROSS_LINEAR = {"query": ("encoder_attn", "q_proj"), "cross_out": ("encoder_attn", "out_proj")}
 NORMS = {"attention_norm": ("self_attn_layer_norm",), "final_norm": ("final_layer_norm",)}
@@ -21,10 +23,14 @@ CROSS_NORM = {"cross_norm": ("encoder_attn_layer_norm",)}
 
 
 class Form(NamedTuple):
-    """What a layer has of its own: the kernel's arguments, and what must outlive its calls."""
+    """What a layer has of its own: the kernel's arguments, and what must outlive its calls; a copy of it is None."""
 
     state: list
     call: kernel.LayerCall
+    attends: bool  # whether the kernel has self-attention's projections
+
+    def __reduce__(self) -> tuple:  # addresses are not copied
+        return type(None), ()
 
 
 class LayerRest:
@@ -59,22 +65,30 @@ class LayerRest:
     def __reduce__(self) -> tuple:  # addresses are not copied
         return type(self), (self.layer,)
 
-    def form_for(self, x: Tensor) -> Form | None:
-        """Return what the kernel needs of the layer for a step's input (1, B, E), or None: it cannot take that now."""
+    def form_for(self, x: Tensor, cache: DecodingCache) -> Form | None:
+        """Return what the kernel needs of the layer for a step's input (1, B, E), or None: it cannot take that now.
+
+        What it needs is found in a sequence's first step, and stands in the cache for all: other weights or hooks
+        would not fit the keys that are there.
+        """
         layer = self.layer
         drops = layer.dropout_module.apply_during_inference or layer.activation_dropout_module.apply_during_inference
-        return self._current() if len(x) == 1 and is_plain(x) and not (layer.training or drops) else None
+        if len(x) > 1 or layer.training or drops or not is_plain(x):
+            return None
+        if cache.rest is None:
+            cache.rest = self._current()
+        return cache.rest
 
-    def __call__(self, form: Form, x: Tensor, attended: Tensor, cross: StepCall | None) -> Tensor:
+    def __call__(self, form: Form, x: Tensor, attention: Tensor | StepCall, cross: StepCall | None) -> Tensor:
         """Return the layer's output (1, B, E).
 
         Args:
             form: what `form_for` returned.
             x: (1, B, E) the layer's input.
-            attended: (B, E) what self-attention's heads found.
+            attention: (B, E) what self-attention's heads found, or what `SelfAttention.step_call` returns.
             cross: what `CrossAttention.step_call` returns; None: there is no source.
         """
-        return kernel.layer(form.call, x.reshape(attended.shape).contiguous(), attended, cross).view(x.shape)
+        return kernel.layer(form.call, x.reshape(x.size(1), -1).contiguous(), attention, cross).view(x.shape)
 
     def _current(self) -> Form | None:
         """Return the kernel's arguments for the weights as they are now, or None if it does not read them."""
@@ -82,13 +96,17 @@ class LayerRest:
         packed = {name: for_kernel(part) for name, part in linear.items()}
         if None in packed.values() or not self._is_plain([*norms.values()]):
             return None
+        attention = self.layer.self_attn
+        projections = [_child(attention, name) for name in PROJECTIONS]
+        packed["queries_keys_values"] = product_for_kernel(projections, attention.queries_keys_values)
         parts = [part for norm in norms.values() for part in (norm.weight.data_ptr(), norm.bias.data_ptr())]
         state = [*packed.values(), *parts]
         form = self._form
         if form is None or form.state != state:
             args: dict[str, Any] = {name: one.arg for name, one in packed.items() if one is not None}
             args |= {name: kernel.norm_arg(norm) for name, norm in norms.items()}
-            form = Form(state, kernel.LayerCall(normalize_before=self.layer.normalize_before, **args))
+            call = kernel.LayerCall(normalize_before=self.layer.normalize_before, **args)
+            form = Form(state, call, "queries_keys_values" in args)
             self._form = form
         return form
 

@@ -150,16 +150,19 @@ class _DecoderLayer(TransformerDecoderLayerBase):
         """Run fairseq's decoder layer on x (T, B, E); a step of decoding by the kernel in C, where it serves."""
         weighs, state, form = need_attn or need_head_weights, incremental_state, None
         if state is not None and not weighs and self.rest is not None and more.keys() <= STEP:
-            form = self.rest.form_for(x)
+            cache = self.self_attn.cache(state)
+            form = self.rest.form_for(x, cache)
         if state is not None and self.rest is not None and form is not None:
             cross, has_source = None, encoder_out is not None and self.encoder_attn is not None
             if has_source:
                 cross = self.encoder_attn.step_call(encoder_out, encoder_padding_mask, state, x.size(1))
             if not has_source or cross is not None:
+                given = more["self_attn_mask"], more.get("self_attn_padding_mask"), cache
+                call = self.self_attn.step_call(x, *given) if form.attends else None
+                if call is not None:
+                    return self.rest(form, x, call[0], cross), None, None
                 query = self.self_attn_layer_norm(x) if self.normalize_before else x
-                context, padding = more["self_attn_mask"], more.get("self_attn_padding_mask")
-                heads = self.self_attn.heads(query, context, padding, self.self_attn.cache(state))[0]
-                return self.rest(form, x, heads, cross), None, None
+                return self.rest(form, x, self.self_attn.heads(query, *given)[0], cross), None, None
         found: tuple[Tensor, Tensor | None, None] = super().forward(
             x,
             encoder_out,

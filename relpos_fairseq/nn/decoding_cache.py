@@ -34,6 +34,7 @@ class DecodingCache:
         places: (B, length) row of the buffers in which each slot of each row lies, or None: the same row.
         is_read_by_rows: whether attention reads keys by their places.
         decided_by: the tables for which that was decided.
+        rest: what the kernel in C needs of what follows in the layer, or None.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,7 @@ class DecodingCache:
         self.places: Tensor | None = None
         self.is_read_by_rows = False
         self.decided_by: StepTables | None = None
+        self.rest: Any = None
         self.position = DecodingTerms()
         self._tables: StepTables | None = None
         # Products of the first `_with_products` keys with the clipped ends of tables.
@@ -80,11 +82,16 @@ class DecodingCache:
             self._tables = StepTables(terms, scale, exact, like.device, length)
         return self._tables
 
-    def clipped_key_products(self, tables: StepTables | None, k: Tensor) -> Tensor | None:
+    def clipped_key_products(self, tables: StepTables | None, k: Tensor, coming: int = 0) -> Tensor | None:
         """Return a step's `AttentionInputs.clipped_key_products` for keys (B, H, S, D), or None if it needs none.
 
         Keys within the near part of a table have no product yet, and attention does not read their slots.
         The products of several keys are computed together, once the first of them leaves the near part.
+
+        Args:
+            tables: of the step.
+            k: the keys.
+            coming: how many of the last are not written yet, which are fewer than the near part has.
         """
         if tables is None or not tables.products:
             return None
@@ -93,10 +100,11 @@ class DecodingCache:
             like = k.new_empty(*k.shape[:2], 0, len(tables.products), dtype=tables.exact)
             self._products = buffer = _grown(buffer, like, first, stop)
         if first <= stop - min(part.keys for part in tables.products):
-            fresh = form_clipped_key_products(tables.terms, k.narrow(2, first, stop - first))
+            count = stop - coming - first
+            fresh = form_clipped_key_products(tables.terms, k.narrow(2, first, count))
             if fresh is not None:
-                buffer.narrow(2, first, stop - first).copy_(fresh)
-            self._with_products = stop
+                buffer.narrow(2, first, count).copy_(fresh)
+            self._with_products = stop - coming
         return buffer.narrow(2, 0, stop)
 
     def append(self, new: dict[str, Any], padding: Tensor | None) -> dict[str, Any]:
@@ -114,34 +122,55 @@ class DecodingCache:
         Raises:
             ValueError: the new tokens have another number of rows than the earlier ones.
         """
-        rows = new["key"].size(0)
+        rows, count = new["key"].size(0), new["key"].size(2)
+        self._check_rows(rows)
+        if torch.is_grad_enabled() or not self.is_read_by_rows:
+            self._gather()
+        start, stop = self.length, self.length + count
+        for name, part in new.items():
+            if part is None:
+                continue
+            if torch.is_grad_enabled():
+                past = [self._buffers[name][:, :, :start]] if name in self._buffers else []
+                self._buffers[name] = torch.cat([*past, part], dim=2)
+            else:
+                self._with_room(name, part, stop)[:rows, :, start:stop].copy_(part)
+        self._append_padding(padding, new["key"], start)
+        self._lengthen(rows, count)
+        return {name: None if part is None else self._buffers[name].narrow(2, 0, stop) for name, part in new.items()}
+
+    def reserve(self, rows: int) -> dict[str, Tensor]:
+        """Append a token of `rows` rows without padding and return what `append` does; the caller writes its slot.
+
+        Raises:
+            ValueError: as `append`.
+        """
+        self._check_rows(rows)
+        for name, buffer in list(self._buffers.items()):
+            self._with_room(name, buffer[:1, :, :1].expand(rows, -1, -1, *buffer.shape[3:]), self.length + 1)
+        self._lengthen(rows, 1)
+        return {name: buffer.narrow(2, 0, self.length) for name, buffer in self._buffers.items()}
+
+    def _check_rows(self, rows: int) -> None:
         if self.rows not in (None, rows):
             raise ValueError(
                 f"incremental_state holds {self.rows} rows and the new tokens have {rows}: select "
                 f"rows by reorder_incremental_state, or take a fresh state for another batch"
             )
-        if torch.is_grad_enabled() or not self.is_read_by_rows:
-            self._gather()
-        count = new["key"].size(2)
-        start, stop = self.length, self.length + count
-        for name, part in new.items():
-            if part is None:
-                continue
-            buffer = self._buffers.get(name)
-            if torch.is_grad_enabled():
-                past = [] if buffer is None else [buffer[:, :, :start]]
-                self._buffers[name] = torch.cat([*past, part], dim=2)
-                continue
-            if not _fits(buffer, rows, stop):
-                self._gather()  # all of them, which have one capacity: rows of finished sentences do not grow
-                self._buffers[name] = buffer = _grown(self._buffers.get(name), part, start, stop)
-            buffer[:rows, :, start:stop].copy_(part)
+
+    def _with_room(self, name: str, part: Tensor, slots: int) -> Tensor:
+        """Return the buffer for tensors like `part` (B, H, T, ...), with room for so many slots of its rows."""
+        buffer = self._buffers.get(name)
+        if not _fits(buffer, part.size(0), slots):
+            self._gather()  # all of them, which have one capacity: rows of finished sentences do not grow
+            self._buffers[name] = buffer = _grown(self._buffers.get(name), part, self.length, slots)
+        return buffer
+
+    def _lengthen(self, rows: int, count: int) -> None:
         if self.places is not None:
             own = torch.arange(rows)[:, None].expand(rows, count)
             self.places = torch.cat([self.places, own], dim=1)
-        self._append_padding(padding, new["key"], start)
-        self.length = stop
-        return {name: None if part is None else self._buffers[name].narrow(2, 0, stop) for name, part in new.items()}
+        self.length += count
 
     def _append_padding(self, padding: Tensor | None, key: Tensor, earlier: int) -> None:
         if padding is None and self.padding is None:

@@ -303,6 +303,17 @@ def for_kernel(layer: nn.Module) -> kernel.Packed | None:
     return found.packed if isinstance(found, ByKernel | IntegersByKernel) else None
 
 
+def product_for_kernel(layers: Sequence[nn.Module], joined: Any) -> kernel.Packed | None:
+    """Return the weights of layers' one product as the kernel in C reads them; None: there is none, or a hook waits."""
+    if joined is None or joined.layers != tuple(layers) or any(map(is_hooked, layers)):
+        return None
+    if type(joined) is ReducedProduct:
+        return for_kernel(joined.layer)
+    weights = [layer._parameters.get("weight") for layer in layers]
+    found = None if any(one is None or not kernel.packs(one) for one in weights) else joined.packed
+    return found.packed if isinstance(found, ByKernel) else None
+
+
 def can_pack() -> bool:
     """Return True if this machine's torch multiplies by oneDNN's packed weights."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

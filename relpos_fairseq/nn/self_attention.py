@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention.api import reads_key_rows, refuse_terms
+from relpos_fairseq.attention.native import step
+from relpos_fairseq.attention.native.step import StepCall
 from relpos_fairseq.calls import layer_call, layer_terms, rotated
 from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.nn.packed import products
@@ -109,6 +111,48 @@ class SelfAttention(nn.Module):
             inputs = self._step_inputs(query, context, key_padding, cache)
         out, probs = attend(inputs, self.backend, need_weights)
         return out.permute(2, 0, 1, 3).reshape(-1, self.embed_dim), probs
+
+    def step_call(
+        self, query: Tensor, context: PositionContext, new_padding: Tensor | None, cache: DecodingCache
+    ) -> tuple[StepCall, list[Any]] | None:
+        """Return the kernel's arguments for a step, and what must outlive its call; None: `heads` evaluates it.
+
+        The kernel forms query, key and value, and writes the latter two in the room that the cache keeps for them.
+
+        Args:
+            query: (1, B, E), without gradients, in the cache's type.
+            context: as in `heads`.
+            new_padding: (B, 1) or None.
+            cache: of the steps before.
+        """
+        if not cache.is_read_by_rows or cache.kept != ("key", "value"):
+            return None
+        if cache.padding is not None or new_padding is not None:
+            return None
+        context = context.of_layer(self.position.layer)
+        if any(part is not None for part in (context.rotation, context.memory, context.window, context.documents)):
+            return None
+        positions = context.positions
+        terms = context.shared + cache.position.evaluate(self.position, positions).terms
+        tables = cache.tables(terms, positions, query, self.scale)
+        if tables is None or tables is not cache.decided_by or not tables.hold_all(terms):
+            return None
+        _check_cached(cache.length + 1, positions.src_len)
+        keys = cache.reserve(query.size(1))
+        rows = cache.places
+        inputs = AttentionInputs(
+            q=keys["key"][: query.size(1), :, -1:],  # of its shape
+            k=keys["key"],
+            v=keys["value"],
+            terms=terms,
+            positions=positions,
+            scale=self.scale,
+            causal=context.causal,
+            clipped_key_products=cache.clipped_key_products(tables, keys["key"], coming=1),
+            step_tables=tables,
+            key_rows=torch.arange(query.size(1))[:, None] if rows is None else rows,
+        )
+        return step.arguments(inputs)
 
     def _inputs(self, query: Tensor, context: PositionContext, key_padding: Tensor | None) -> AttentionInputs:
         """Project (T, B, E) and return the inputs of attention, with shared and own terms."""

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from helpers.models import batch, small_model
 from relpos_fairseq.attention.native import build, layer
 from relpos_fairseq.attention.native.candidates import candidates
+from relpos_fairseq.attention.native.step import StepCall
 from relpos_fairseq.modules.layer_rest import CHANGES
+from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.nn.packed import pack, quantize
+from relpos_fairseq.schemes import scheme_names
 
 pytestmark = pytest.mark.skipif(build.problem() is not None, reason="no C compiler")
 
@@ -67,17 +70,17 @@ def test_candidates_of_a_projection(given, first, best):
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def steps(model: nn.Module, beams: int = 2) -> Tensor:
-    """Scores of a decoder's steps, whose rows a search selects; the last step has fewer rows."""
+def steps(model: nn.Module, beams: int = 2, length: int = 9) -> Tensor:
+    """Scores of a decoder's steps, whose rows a search selects; later steps have fewer rows."""
     source, _ = batch(4, 9)
-    target = torch.randint(4, 24, (4 * beams, 9), generator=torch.Generator().manual_seed(2))
+    target = torch.randint(4, 24, (4 * beams, length), generator=torch.Generator().manual_seed(2))
     target[:, 0] = 2
     with torch.no_grad():
         encoded = model.encoder(source)
         encoded = model.encoder.reorder_encoder_out(encoded, torch.arange(4).repeat_interleave(beams))
         state: dict = {}
         found = []
-        for end in range(1, 9):
+        for end in range(1, length):
             found.append(model.decoder(target[:, :end], encoded, incremental_state=state)[0][:, -1])
             order = torch.arange(len(target)).view(-1, beams).flip(1).flatten()
             order = order[beams:] if end == 7 else order
@@ -106,6 +109,38 @@ def test_steps_of_a_decoder(values, monkeypatch):
     torch.testing.assert_close(steps(model), expected, rtol=1e-5, atol=1e-5)
     assert all((one is None) == ("activation_fn" in values) for one in joined(model))
     assert bool(called) == ("activation_fn" not in values)
+
+
+@pytest.mark.parametrize("scheme", scheme_names())
+def test_steps_of_every_scheme(scheme, monkeypatch):
+    """As without the kernel, past the nearest keys and a cache's first room; for some, self-attention too."""
+    model = small_model(decoder_position_scheme=scheme)
+    expected, given, honest = steps(model, length=70), [], layer.layer
+    pack(model)
+
+    def called(form: Any, x: Tensor, attention: Any, *more: Any) -> Tensor:
+        given.append(isinstance(attention, StepCall))
+        return honest(form, x, attention, *more)
+
+    monkeypatch.setattr(layer, "layer", called)
+    torch.testing.assert_close(steps(model, length=70), expected, rtol=1e-5, atol=1e-5)
+    if scheme in ("shaw", "m4", "t5", "deberta"):
+        assert sum(given) > 0.9 * len(given)
+
+
+@torch.no_grad()
+def test_a_key_that_the_kernel_keeps_has_room():
+    """Where a first step stands for the equal rows of a beam, and where rows have ended."""
+    cache = DecodingCache()
+    cache.append({"key": torch.zeros(2, 1, 1, 4), "value": torch.zeros(2, 1, 1, 4)}, None)
+    cache.is_read_by_rows = True
+    cache.reorder(torch.tensor([0, 0, 1, 1, 1]), {})
+    kept = cache.reserve(5)
+    assert all(part.shape == (5, 1, 2, 4) for part in kept.values())
+    assert cache.length == 2
+    cache.reorder(torch.tensor([4]), {})
+    with pytest.raises(ValueError, match="holds 1 rows"):
+        cache.reserve(5)
 
 
 def test_threads_take_rows_and_find_the_same(monkeypatch):

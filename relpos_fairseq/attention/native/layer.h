@@ -1,7 +1,7 @@
-/* Linear layers on packed weights, and what follows self-attention in a layer of a decoder, for the rows of one step.
+/* Linear layers on packed weights, and a layer of a decoder, for the rows of one step.
  *
  *     linear   out = x W^T + bias (+ residual), or the positive part of it
- *     layer    x = norm(x + attended W_out^T)
+ *     layer    x = norm(x + attention(x W_qkv^T) W_out^T)                      or with what attention found elsewhere
  *              x = norm(x + cross(x W_query^T) W_cross_out^T)                  where there is a source
  *              x = norm(x + relu(x W_inner^T) W_outer^T)
  *
@@ -45,10 +45,11 @@ typedef struct {
 
 typedef struct {
     int64_t rows, normalize_before, threads;
-    Linear attention_out, query, cross_out, inner, outer;
+    Linear queries_keys_values, attention_out, query, cross_out, inner, outer;
     Norm attention_norm, cross_norm, final_norm;
+    const StepCall *attention;       /* of all rows, but for q, the last key and value, and out; or NULL */
     const StepCall *cross;           /* of all rows, but for q and out; or NULL */
-    const real *residual, *attended; /* (rows, E), contiguous: the layer's input, and self-attention's heads */
+    const real *residual, *attended; /* (rows, E), contiguous: the layer's input, and without `attention` its heads */
     real *out;                       /* (rows, E), contiguous */
 } LayerCall;
 
@@ -350,22 +351,36 @@ static void normalize_rows(const Norm *norm, const real *x, real *out, int64_t r
 /* A thread's buffers, in one piece of memory. */
 typedef struct {
     real *x, *y, *z;   /* (CACHED_ROWS, E) */
-    real *hidden;      /* (CACHED_ROWS, inner) */
-    real *of_step;     /* what a step of cross-attention needs */
+    real *hidden;      /* (CACHED_ROWS, inner), or queries, keys and values */
+    real *of_step;     /* what a step of attention needs */
 } LayerBuffers;
+
+/* What a step of attention of some rows needs: its buffers, and products of its queries. */
+INLINE int64_t rows_of_step_size(const StepCall *step)
+{
+    if (!step)
+        return 0;
+    StepCall part = *step;
+    part.batch = min_of(CACHED_ROWS, step->batch);
+    return step_buffers_size(step) + query_products_size(&part);
+}
+
+INLINE int64_t hidden_size(const LayerCall *call)
+{
+    return CACHED_ROWS * max_of(call->inner.outputs, call->attention ? call->queries_keys_values.outputs : 0);
+}
 
 INLINE int64_t layer_buffers_size(const LayerCall *call)
 {
-    return CACHED_ROWS * (3 * call->attention_out.outputs + call->inner.outputs) +
-           (call->cross ? step_buffers_size(call->cross) : 0);
+    return CACHED_ROWS * 3 * call->attention_out.outputs + hidden_size(call) +
+           max_of(rows_of_step_size(call->attention), rows_of_step_size(call->cross));
 }
 
 INLINE LayerBuffers layer_buffers_in(const LayerCall *call, real *memory)
 {
     int64_t size = CACHED_ROWS * call->attention_out.outputs;
     real *hidden = memory + 3 * size;
-    return (LayerBuffers){memory, memory + size, memory + 2 * size, hidden,
-                          hidden + CACHED_ROWS * call->inner.outputs};
+    return (LayerBuffers){memory, memory + size, memory + 2 * size, hidden, hidden + hidden_size(call)};
 }
 
 /* One branch: to = x + given W^T, and where norms come after, the norm of that. */
@@ -386,37 +401,70 @@ static const real *begin_branch(const LayerCall *call, const Norm *norm, const r
     return space;
 }
 
-/* out (rows, E) = cross-attention's heads for queries (rows, E), of the rows from `first` on. */
-static void cross_heads(const LayerCall *call, const LayerBuffers *buffers, const real *queries, real *out,
-                        int64_t first, int64_t rows)
+/* out (rows, E) = attention's heads for queries (rows, E), `query_row` apart, of the rows from `first` on. */
+static void heads_of_rows(const StepCall *all, real *memory, const real *queries, int64_t query_row, real *out,
+                          int64_t first, int64_t rows)
 {
-    StepCall cross = *call->cross;
-    cross.batch = rows;
-    cross.q.data = (real *)queries;
-    cross.q.batch_stride = call->query.outputs;
-    cross.q.head_stride = cross.tables->dim;
-    cross.content_q = cross.q;
-    cross.out = out;
-    cross.key_rows += first * cross.key_rows_stride;
-    if (cross.masked)
-        cross.masked += first * cross.masked_stride;
-    StepBuffers of_step = step_buffers_in(&cross, buffers->of_step);
-    QueryProducts none = {0};
+    StepCall call = *all;
+    call.batch = rows;
+    call.q = (Tensor){(real *)queries, query_row, call.tables->dim, 0};
+    call.content_q = call.q;
+    call.out = out;
+    call.key_rows += first * call.key_rows_stride;
+    if (call.masked)
+        call.masked += first * call.masked_stride;
+    StepBuffers buffers = step_buffers_in(&call, memory);
+    QueryProducts products = query_products_in(&call, memory + step_buffers_size(&call));
+    for (int64_t h = 0; h < call.heads; h++) {
+        multiply_queries(&call, &products, h);
+        if (has_shared_bias(&call) && h < shared_bias_heads(&call))
+            form_shared_bias(&call, h, shared_bias_of(&call, &buffers, h));
+    }
     for (int64_t b = 0; b < rows; b++)
-        for (int64_t h = 0; h < cross.heads; h++)
-            step_head(&cross, &none, b, h, &of_step);
+        for (int64_t h = 0; h < call.heads; h++)
+            step_head(&call, &products, b, h, &buffers);
+}
+
+/* The last of the keys, or values, of the rows from `first` on, which are `given_row` apart. */
+static void keep_last(const StepCall *call, const Tensor *kept, const real *given, int64_t given_row, int64_t first,
+                      int64_t rows)
+{
+    int64_t dim = call->tables->dim;
+    for (int64_t b = 0; b < rows; b++)
+        for (int64_t h = 0; h < call->heads; h++)
+            memcpy(tensor_at(kept, first + b, h) + (call->src_len - 1) * kept->row_stride,
+                   given + b * given_row + h * dim, dim * sizeof(real));
+}
+
+/* What self-attention's heads found for x (rows, E), of the rows from `first` on: `space`, or what was given. */
+static const real *attended_rows(const LayerCall *call, const LayerBuffers *buffers, const real *x, real *space,
+                                 int64_t first, int64_t rows)
+{
+    const StepCall *step = call->attention;
+    const Linear *linear = &call->queries_keys_values;
+    if (!step)
+        return call->attended + first * call->attention_out.inputs;
+    int64_t width = step->heads * step->tables->dim, row = linear->outputs;
+    real *queries = buffers->hidden;
+    const real *given = begin_branch(call, &call->attention_norm, x, space, rows);
+    linear_rows(linear, 0, panels_of(linear), given, linear->inputs, rows, NULL, queries, row, SUM);
+    keep_last(step, &step->k, queries + width, row, first, rows);
+    keep_last(step, &step->v, queries + 2 * width, row, first, rows);
+    heads_of_rows(step, buffers->of_step, queries, row, space, first, rows);
+    return space;
 }
 
 static void layer_rows(const LayerCall *call, const LayerBuffers *buffers, int64_t first, int64_t rows)
 {
     int64_t channels = call->attention_out.outputs;
+    const real *residual = call->residual + first * channels;
     real *x = buffers->x, *y = buffers->y, *z = buffers->z;
-    end_branch(call, &call->attention_out, &call->attention_norm, call->attended + first * call->attention_out.inputs,
-               call->residual + first * channels, x, rows);
+    const real *attended = attended_rows(call, buffers, residual, y, first, rows);
+    end_branch(call, &call->attention_out, &call->attention_norm, attended, residual, x, rows);
     if (call->cross) {
         const real *given = begin_branch(call, &call->cross_norm, x, y, rows);
         linear_rows(&call->query, 0, panels_of(&call->query), given, channels, rows, NULL, z, call->query.outputs, SUM);
-        cross_heads(call, buffers, z, y, first, rows);
+        heads_of_rows(call->cross, buffers->of_step, z, call->query.outputs, y, first, rows);
         end_branch(call, &call->cross_out, &call->cross_norm, y, x, z, rows);
         real *old = x;
         x = z, z = old;

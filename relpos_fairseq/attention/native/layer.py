@@ -47,9 +47,12 @@ class LayerCall(ctypes.Structure):
 
     _fields_ = [
         *((name, _integer) for name in ("rows", "normalize_before", "threads")),
-        *((name, LinearArg) for name in ("attention_out", "query", "cross_out", "inner", "outer")),
+        *(
+            (name, LinearArg)
+            for name in ("queries_keys_values", "attention_out", "query", "cross_out", "inner", "outer")
+        ),
         *((name, NormArg) for name in ("attention_norm", "cross_norm", "final_norm")),
-        *((name, _pointer) for name in ("cross", "residual", "attended", "out")),
+        *((name, _pointer) for name in ("attention", "cross", "residual", "attended", "out")),
     ]
 
 
@@ -167,13 +170,14 @@ def linear(x: Tensor, packed: Packed) -> Tensor:
     return out.view(*x.shape[:-1], outputs)
 
 
-def layer(form: LayerCall, x: Tensor, attended: Tensor, cross: StepCall | None) -> Tensor:
-    """Return a decoder layer's output (rows, E) for its input and what self-attention found, before its projection.
+def layer(form: LayerCall, x: Tensor, attention: Tensor | StepCall, cross: StepCall | None) -> Tensor:
+    """Return a decoder layer's output (rows, E) for its input, and self-attention or what it found.
 
     Args:
         form: what the layer has of its own: linear layers, norms, and where these stand.
         x: (rows, E), contiguous.
-        attended: (rows, E), contiguous.
+        attention: (rows, E), contiguous, before its projection; or a step of self-attention without its query, output,
+            last key and last value, which the call writes.
         cross: a step of attention to the source, without its query and output; None: there is no source.
 
     Raises:
@@ -183,7 +187,11 @@ def layer(form: LayerCall, x: Tensor, attended: Tensor, cross: StepCall | None) 
     call = LayerCall.from_buffer_copy(form)
     call.rows = len(x)
     call.threads = _threads(len(x) * form.inner.inputs * form.inner.outputs)
-    call.residual, call.attended, call.out = x.data_ptr(), attended.data_ptr(), out.data_ptr()
+    call.residual, call.out = x.data_ptr(), out.data_ptr()
+    if isinstance(attention, StepCall):
+        call.attention = ctypes.addressof(attention)
+    else:
+        call.attended = attention.data_ptr()
     if cross is not None:
         call.cross = ctypes.addressof(cross)
     if build.entry(x.dtype, "relpos_layer", ctypes.c_int, LayerCall, ctypes.sizeof(LayerCall))(call):
