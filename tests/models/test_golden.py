@@ -37,7 +37,8 @@ def golden(tmp_path_factory) -> Path:
     """The archive, unpacked."""
     folder = tmp_path_factory.mktemp("golden")
     with tarfile.open(Path(__file__).with_name("golden.tar.xz")) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 has none
+        archive.extractall(folder)
     import_user_module(Namespace(user_dir=str(USER_DIR)))
     return folder
 
