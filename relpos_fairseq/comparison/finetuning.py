@@ -1,30 +1,24 @@
 """Fine-tune pre-trained models by a published protocol, on GLUE or on English for XTREME, and write one table.
 
-Every function that takes `given` takes the options of `relpos finetune glue` or `relpos finetune xtreme`.
+The options become a specification with a grid for each task, as a file of `relpos compare` may have it. Every function
+that takes `given` takes the options of `relpos finetune glue` or `relpos finetune xtreme`.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from relpos_fairseq.comparison.protocols import (
-    PROTOCOLS,
-    Protocol,
-    Result,
-    Summary,
-    choices_table,
-    scores_table,
-    summarise,
-)
+from relpos_fairseq.comparison.choices import CHOICE_HEADERS, choices_of, choices_table
+from relpos_fairseq.comparison.protocols import PROTOCOLS, Protocol, scores_table
+from relpos_fairseq.comparison.run import Run
 from relpos_fairseq.comparison.scheduling import Comparison
-from relpos_fairseq.comparison.spec import Spec
-from relpos_fairseq.comparison.tasks.base import Task, device
-from relpos_fairseq.comparison.tasks.glue import MODEL_FLAG, PRETRAINED, Glue, Pretrained, Questions, read_pretrained
+from relpos_fairseq.comparison.spec import make_spec
+from relpos_fairseq.comparison.tasks.base import device
+from relpos_fairseq.comparison.tasks.glue import MODEL_FLAG, PRETRAINED, Pretrained, read_pretrained
 from relpos_fairseq.evaluation import xtreme
 from relpos_fairseq.evaluation.classification import Classifier
 from relpos_fairseq.io.errors import UserError
@@ -32,12 +26,10 @@ from relpos_fairseq.io.files import write_json, write_text
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.preparation.glue_tasks import HIGHEST_SCORE, LOWEST_SCORE, TASKS, GlueTask, chosen_tasks
 
-Runs = dict[tuple[str, str], list[Result]]  # by model and task
-Chosen = dict[tuple[str, str], Summary]  # by model and task
 NAMED = re.compile(r"(?P<name>[\w+.-]+)=(?P<path>.+)")
 # GLUE's server's names of test sets, where they are not their tasks'.
 SUBMITTED = {("MNLI", "test"): "MNLI-m", ("MNLI", "test1"): "MNLI-mm", ("MNLI", "test2"): "AX"}
-DECIDING_METRIC = {"XNLI": "accuracy", "SQuAD": "f1"}  # on English, by which a learning rate is chosen
+HEADERS = ("model", *CHOICE_HEADERS[1:-1])  # the scores stand in a table of their own
 
 
 def finetune_glue(given: Any) -> int:
@@ -49,23 +41,20 @@ def finetune_glue(given: Any) -> int:
     check_numbers(given)
     if not given.data.is_dir():
         raise UserError(f"there is no folder {given.data}: make it with relpos prepare glue")
-    protocol = PROTOCOLS[given.protocol]
-    tasks, models = tasks_of(given), models_of(given.models)
-    own = {"train": flags_of(given.train_flags), "data": given.data, "protocol": protocol.name}
-    made = {}
-    for task in tasks:
-        for name, setting in settings_of(given, protocol).items():
-            made[f"{task.name}-{name}"] = Glue(label=f"{task.name}-{name}", name=task.name, **own, **setting)
-    status, results = make_runs(given, "glue", protocol, models, made, given.keep_models or given.predictions)
-    chosen = {key: summarise(some, TASKS[key[1]].metrics[0], protocol.checkpoint) for key, some in results.items()}
-    text = scores_table(tasks, given.data, chosen, [model.name for model in models])
-    text = f"{text}\n\n{choices_table(chosen, given.max_update)}"
-    numbers = {"/".join(key): {k: v for k, v in vars(one).items() if k != "folder"} for key, one in chosen.items()}
-    print_and_write(given.out / protocol.name, text, numbers)
+    tasks, protocol = tasks_of(given), PROTOCOLS[given.protocol]
+    own = {"kind": "glue", "data": str(given.data), "protocol": protocol.name, "train": flags_of(given.train_flags)}
+    grids = {task.name: own | {"name": task.name} for task in tasks}
+    comparison = comparison_of(given, "glue", protocol, grids, given.keep_models or given.predictions)
+    status = comparison.run()
+    chosen = choices_of(comparison.spec, comparison.ended())
+    scores = {key: one.values for key, one in chosen.items()}
+    text = scores_table(tasks, given.data, scores, list(comparison.spec.schemes))
+    numbers = {"/".join(key): one.numbers() for key, one in chosen.items()}
+    print_and_write(given.out / protocol.name, f"{text}\n\n{choices_table(chosen, HEADERS)}", numbers)
     if given.predictions:
         for (model, task), one in chosen.items():
             folder, submission = (given.out / kind / protocol.name / model for kind in ("predictions", "submission"))
-            checkpoint = kept_model(one.folder, protocol.checkpoint)
+            checkpoint = kept_model(comparison, one.run)
             cpu = "--cpu" in device()
             write_predictions(checkpoint, given.data / task, TASKS[task], folder / task, submission, cpu)
             print(f"predictions of {model} on {task}: {folder / task}")
@@ -85,20 +74,20 @@ def finetune_xtreme(given: Any, answering: Any) -> int:
     check_numbers(given)
     evaluated = {name: getattr(given, name) for name in xtreme.FLAGS.values()}
     check_xtreme(given, evaluated)
-    protocol, train, made = PROTOCOLS["xtreme"], flags_of(given.train_flags), {}
-    for name, setting in settings_of(given, protocol).items():
-        if given.xnli:
-            label, own = f"XNLI-{name}", {"data": given.xnli.resolve().parent, "protocol": protocol.name}
-            made[label] = Glue(label=label, train=train, name="XNLI", **own, **setting)
-        if given.squad:
-            label, flags = f"SQuAD-{name}", train | flags_of(given.squad_flags)
-            made[label] = Questions(label=label, train=flags, data=given.squad, **setting)
-    models = models_of(given.models)
-    status, found = make_runs(given, "xtreme", protocol, models, made, keep=True)
-    chosen = {key: summarise(some, DECIDING_METRIC[key[1]], "last") for key, some in found.items()}
+    protocol, train, grids = PROTOCOLS["xtreme"], flags_of(given.train_flags), {}
+    if given.xnli:
+        data = str(given.xnli.resolve().parent)
+        grids["XNLI"] = {"kind": "glue", "name": "XNLI", "data": data, "protocol": protocol.name, "train": train}
+    if given.squad:
+        flags = train | flags_of(given.squad_flags)
+        grids["SQuAD"] = {"kind": "questions", "data": str(given.squad), "train": flags}
+    comparison = comparison_of(given, "xtreme", protocol, grids, keep=True)
+    status = comparison.run()
+    chosen = choices_of(comparison.spec, comparison.ended())
     scores = {}
-    for model in (model.name for model in models):
-        trials = {task: chosen_checkpoints(found[one, task], chosen[one, task]) for one, task in chosen if one == model}
+    for model in comparison.spec.schemes:
+        runs = {task: one.runs for (name, task), one in chosen.items() if name == model}
+        trials = {task: [kept_model(comparison, run) for run in some] for task, some in runs.items()}
         if trials:
             print(f"\n{model}", flush=True)
             options = xtreme.Options(
@@ -124,7 +113,7 @@ def finetune_xtreme(given: Any, answering: Any) -> int:
     ]
     text = table(rows, ["model", *map(xtreme.column_title, names), xtreme.MEAN_TITLE])
     text += "\n\nChosen on English; each number above is the median of the trials:\n\n"
-    print_and_write(given.out / "medians", text + choices_table(chosen, given.max_update), scores)
+    print_and_write(given.out / "medians", text + choices_table(chosen, HEADERS), scores)
     return status
 
 
@@ -150,48 +139,35 @@ def check_xtreme(given: Any, evaluated: dict[str, Path | None]) -> None:
         raise UserError(f"--xnli {given.xnli}: give the folder XNLI itself, as relpos prepare glue wrote it")
 
 
-def settings_of(given: Any, protocol: Protocol) -> dict[str, dict[str, float]]:
-    """Return the options of tasks for each learning rate and number of epochs, by a name for both."""
-    return {
-        f"lr{rate:g}-epochs{n}": {"lr": rate, "epochs": n, "max_update": given.max_update}
-        for rate in given.lr or protocol.learning_rates
-        for n in given.epochs or protocol.epochs
-    }
-
-
-def make_runs(
-    given: Any, name: str, protocol: Protocol, models: list[Pretrained], tasks: dict[str, Task], keep: bool
-) -> tuple[int, Runs]:
-    """Make every run that is not there, as a comparison of the models.
+def comparison_of(given: Any, name: str, protocol: Protocol, grids: dict[str, dict], keep: bool) -> Comparison:
+    """Return the comparison of a command's models; errors in models and data are found before hours of work.
 
     Args:
-        given: the options.
+        given: the options, which may replace the protocol's.
         name: the comparison's.
-        protocol: says which seeds.
-        models: the pre-trained models.
-        tasks: by label.
+        protocol: the learning rates, numbers of epochs, and seeds.
+        grids: the tasks' entries in a specification by label, without learning rates and numbers of epochs.
         keep: whether the fine-tuned models stay.
-
-    Returns:
-        The exit status, 1 where a run failed; results.
     """
+    models = models_of(given.models)
     PRETRAINED.update({model.path: model for model in models})  # under their names, in errors
+    grid = {
+        "lr": list(given.lr or protocol.learning_rates),
+        "epochs": list(given.epochs or protocol.epochs),
+        "max_update": given.max_update,
+    }
     own = flags_of(given.model_flags)
-    schemes = {model.name: {MODEL_FLAG: str(model.path), **own} for model in models}
-    spec = Spec(name, name, schemes, tuple(given.seeds or protocol.seeds), tasks, models[0].name, ())
-    comparison = Comparison(spec, given.out, given.out / "results", threads=given.threads, keep=keep)
+    content = {
+        "schemes": {model.name: {MODEL_FLAG: str(model.path), **own} for model in models},
+        "seeds": list(given.seeds or protocol.seeds),
+        "tasks": {label: entry | grid for label, entry in grids.items()},
+    }
+    comparison = Comparison(
+        make_spec(name, content), given.out, given.out / "results", threads=given.threads, keep=keep
+    )
     for run in comparison.runs:
-        run.settings  # noqa: B018  errors in the data are found before hours of work
-    status, results = comparison.run(), defaultdict(list)
-    for run in comparison.runs:
-        if found := comparison.result(run):
-            # The metrics of a second validation set keep its name in front.
-            validations = tuple(
-                {name.removeprefix("valid_"): value for name, value in one.items()} for one in found["validations"]
-            )
-            one = Result(run.task.lr, run.task.epochs, run.seed, validations, comparison.folder(run))
-            results[run.scheme, run.task.name].append(one)
-    return status, results
+        run.settings  # noqa: B018  this reads data and models
+    return comparison
 
 
 def models_of(names: Sequence[str]) -> list[Pretrained]:
@@ -243,16 +219,10 @@ def flags_of(text: str) -> dict[str, str | None]:
     return flags
 
 
-def chosen_checkpoints(results: list[Result], chosen: Summary) -> list[Path]:
-    """Return the checkpoints of the chosen learning rate and number of epochs, by seed."""
-    settings = (chosen.learning_rate, chosen.epochs)
-    runs = [one for one in results if (one.learning_rate, one.epochs) == settings]
-    return [kept_model(one.folder, "last") for one in sorted(runs, key=lambda one: one.seed)]
-
-
-def kept_model(folder: Path, which: str) -> Path:
-    """Return a run's `last` or `best` checkpoint; one that was not kept is an error."""
-    path = folder / "checkpoints" / f"checkpoint_{which}.pt"
+def kept_model(comparison: Comparison, run: Run) -> Path:
+    """Return a run's checkpoint that counts; one that was not kept is an error."""
+    folder = comparison.folder(run)
+    path = folder / "checkpoints" / f"checkpoint_{run.task.checkpoint}.pt"
     if not path.is_file():
         raise UserError(
             f"--predictions: {folder} has no model, since its run was made without: delete its "

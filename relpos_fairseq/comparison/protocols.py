@@ -1,4 +1,4 @@
-"""Define the published ways to fine-tune on GLUE, choose which run of each is reported, and print the table.
+"""Define the published ways to fine-tune on GLUE, and the table of what they report (choices.py says of which run).
 
 - `huang` (Huang2020, section 4.2): batches of 32, 3 epochs, learning rate 3e-5.
 - `multiplicative` (M4M, section 3.2): the same, and the best of the learning rates 2e-5, 3e-5 and 4e-5.
@@ -14,8 +14,7 @@ betas 0.9 and 0.999, weight decay 0.01, linear decay to zero), and Chen2021's wa
 from __future__ import annotations
 
 import math
-import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +35,7 @@ AVERAGED = (
     *(("MNLI", "accuracy"), ("MNLI", "valid1_accuracy"), ("QQP", "accuracy"), ("QNLI", "accuracy")),
     *(("SST-2", "accuracy"), ("CoLA", "mcc"), ("STS-B", "spearman")),
 )
+Scores = dict[tuple[str, str], dict[str, float]]  # metric to value, by model and task
 
 
 @dataclass(frozen=True)
@@ -58,69 +58,9 @@ PROTOCOLS = {
 }
 
 
-@dataclass(frozen=True)
-class Result:
-    """One run that has ended."""
-
-    learning_rate: float
-    epochs: int
-    seed: int
-    # metric to value of each validation, in their order; metrics of a second validation set (MNLI's mismatched) begin
-    # with `valid1_`
-    validations: tuple[dict[str, float], ...]
-    folder: Path | None = None  # of the run's checkpoints
-
-    def counted(self, metric: str, checkpoint: str) -> dict[str, float]:
-        """Return the validation that counts: the last, or the best by the deciding metric (the first of equals)."""
-        if not self.validations:
-            raise ValueError("a run without a validation has no result")
-        if checkpoint == "last":
-            return self.validations[-1]
-        return max(self.validations, key=lambda values: _comparable(values[metric]))
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The score of a model on a task that a table reports."""
-
-    values: dict[str, float]  # metric to value of the run that is reported: the only one, or the median one
-    learning_rate: float  # the chosen learning rate
-    epochs: int  # the chosen number of epochs
-    runs: int  # how many runs have that learning rate and number of epochs
-    lowest: float  # the lowest of those runs' deciding values
-    highest: float  # the highest of them
-    folder: Path | None = None  # of the checkpoints of the run that is reported
-
-
-def summarise(results: list[Result], metric: str, checkpoint: str) -> Summary:
-    """Return the median run of the best learning rate and number of epochs, by the deciding metric.
-
-    Of an even number of runs it is the lower of the two in the middle, so that a run that was made is
-    reported, with all its metrics.
-    """
-    if not results:
-        raise ValueError("there is nothing to summarise: no run has ended")
-    groups = defaultdict(list)
-    for result in results:
-        key = (result.learning_rate, result.epochs)
-        groups[key].append((result.counted(metric, checkpoint), result.folder))
-    summaries = []
-    for (learning_rate, epochs), found in sorted(groups.items()):
-        scores = [_comparable(values[metric]) for values, _ in found]
-        middle = statistics.median_low(scores)
-        values, folder = found[scores.index(middle)]
-        summaries.append(Summary(values, learning_rate, epochs, len(found), min(scores), max(scores), folder))
-    return max(summaries, key=lambda summary: _comparable(summary.values[metric]))
-
-
 def updates_of(examples: int, epochs: int, batch_size: int = BATCH_SIZE) -> int:
     """Return the updates of a fine-tuning; the last batch of an epoch may be smaller."""
     return math.ceil(examples / batch_size) * epochs
-
-
-def _comparable(value: float) -> float:
-    """Return a score for comparing: a correlation that is no number (all predictions are the same) is the worst."""
-    return -math.inf if math.isnan(value) else value
 
 
 def majority(task: GlueTask, train: list[str], valid: list[str]) -> dict[str, float]:
@@ -184,26 +124,14 @@ def column_title(task: GlueTask) -> str:
     return f"{task.name} ({' / '.join(names)})"
 
 
-def scores_table(tasks: list[GlueTask], data: Path, found: dict[tuple[str, str], Summary], models: list[str]) -> str:
+def scores_table(tasks: list[GlueTask], data: Path, found: Scores, models: list[str]) -> str:
     """Return a table: a row a model under the majority class's, a column a task, and Chen2021's mean."""
     by_model = {"majority class": {task.name: majority_summary(task, data) for task in tasks}}
     for model in models:
-        summaries = {task.name: found.get((model, task.name)) for task in tasks}
-        by_model[model] = {name: one.values for name, one in summaries.items() if one}
+        by_model[model] = {task.name: found[model, task.name] for task in tasks if (model, task.name) in found}
     averaged = {name for name, _ in AVERAGED} <= {task.name for task in tasks}
     rows = [
         [model, *(metrics_cell(task, values.get(task.name)) for task in tasks)] + [average_score(values)] * averaged
         for model, values in by_model.items()
     ]
     return table(rows, ["model", *map(column_title, tasks)] + ["mean of Chen2021's seven"] * averaged)
-
-
-def choices_table(found: dict[tuple[str, str], Summary], max_update: int = 0) -> str:
-    """Return a table of what was chosen for each model and task, and how far the runs lie apart."""
-    limited = f", at most {max_update} updates" * bool(max_update)
-    rows = []
-    for (model, task), one in found.items():
-        # A learning rate by itself would be printed as 0.00.
-        chosen = f"learning rate {one.learning_rate:g}, {one.epochs} epochs{limited}"
-        rows.append((model, task, chosen, one.runs, one.lowest, one.highest))
-    return table(rows, ("model", "task", "chosen", "runs", "lowest", "highest"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from relpos_fairseq.comparison.choices import CHOICE_HEADERS
 from relpos_fairseq.comparison.summary import Difference, Points, Summary, Table, TaskSummary, summarise
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import write_text
@@ -40,6 +41,10 @@ READING = (
     "80 %. Within: in how many seeds the examples alone tell the difference, above (+) and below (-) 0, by a paired "
     "bootstrap: it says nothing of other seeds."
 )
+CHOSEN = (
+    "Each scheme has the learning rate and number of epochs whose median run is best on the data of validation; its "
+    "scores above are of these runs, and no interval or test knows that they were chosen."
+)
 COLUMNS = (
     *("task", "set", "metric", "scheme", "seeds", "mean", "low", "high", "seed_low", "seed_high"),
     *("other", "difference", "difference_low", "difference_high", "p", "p_holm", "detectable"),
@@ -53,15 +58,13 @@ def write_report(comparison: Comparison) -> int:
 
     Results that are still files of their own move into the archive.
     """
-    found = [(run, comparison.result(run)) for run in comparison.runs]
-    results = [(run, result) for run, result in found if result is not None]
-    if not results:
+    if not (results := comparison.ended()):
         raise UserError(
             f"{comparison.results} has no result of this comparison and this code: first `relpos "
             "compare run`, or --any-code for results of other versions"
         )
     comparison.store.fold()
-    summary = summarise(comparison.spec, results, len(found))
+    summary = summarise(comparison.spec, results, len(comparison.runs))
     texts = {"md": markdown(summary), "csv": csv_text(summary), "html": html_page(summary)}
     for ending, text in texts.items():
         write_text(comparison.results / f"report.{ending}", text, renews=True)
@@ -95,6 +98,9 @@ def markdown(summary: Summary) -> str:
             markdown_table([[markdown_text(row[0]), *row[1:]] for row in cost_rows(part)], COST_HEADERS, written=True),
             "",
         ]
+    if choices := choice_rows(summary):
+        chosen = [[*map(markdown_text, row)] for row, _ in choices]
+        lines += ["## What was chosen", "", CHOSEN, "", markdown_table(chosen, CHOICE_HEADERS, written=True), ""]
     lines += [
         "## How it was made",
         "",
@@ -130,6 +136,9 @@ def html_page(summary: Summary) -> str:
         score_headers=SCORE_HEADERS,
         bold=DIFFERENCE,
         cost_headers=COST_HEADERS,
+        chosen=CHOSEN,
+        choice_headers=CHOICE_HEADERS,
+        choices=choice_rows(summary),
         made=[(row, False) for row in made_rows(summary)],
     )
 
@@ -238,6 +247,11 @@ def cost_rows(part: TaskSummary) -> list[list[str]]:
         [name, f"{c.parameters:,}", f"{c.seconds:.0f}", f"{c.speed:,.0f}", f"{c.megabytes:,.0f}"]
         for name, c in part.costs.items()
     ]
+
+
+def choice_rows(summary: Summary) -> Rows:
+    """Return what was chosen of each grid for each scheme."""
+    return [([*key, *one.row()], False) for key, one in summary.choices.items()]
 
 
 def made_rows(summary: Summary) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 
+from relpos_fairseq.comparison.choices import choices_of, choices_table
 from relpos_fairseq.comparison.further import verdicts
 from relpos_fairseq.comparison.results import ResultStore
 from relpos_fairseq.comparison.run import Run, code_version, runs_of
@@ -91,10 +92,14 @@ class Comparison:
         """Return a run's result or None; with `any_code` that of another version of the code, the newest."""
         return self.newest(run) if self.any_code else self.store.read(run.name(self.code))
 
+    def ended(self) -> list[tuple[Run, dict]]:
+        """Return the runs that have a result, with it."""
+        found = [(run, self.result(run)) for run in self.runs]
+        return [(run, result) for run, result in found if result is not None]
+
     def durations(self) -> list[float]:
         """Return the seconds of the runs that have ended."""
-        found = filter(None, map(self.result, self.runs))
-        every = [sum(one.get("seconds", 0.0) for one in (each, *each["sets"].values())) for each in found]
+        every = [sum(one.get("seconds", 0.0) for one in (each, *each["sets"].values())) for _, each in self.ended()]
         return [seconds for seconds in every if seconds]
 
     def missing(self) -> list[Run]:
@@ -119,6 +124,8 @@ class Comparison:
             failed = executor(self, missing) if executor else ProcessPool(self, missing).run()
         for title, reason in failed.items():
             print(f"failed: {title}: {reason}", flush=True)
+        if self.fold and (chosen := choices_of(self.spec, self.ended())):
+            print(f"\n{choices_table(chosen)}", flush=True)
         if self.fold and not self.missing():
             self.store.fold()
         if self.published:
@@ -128,8 +135,7 @@ class Comparison:
     def compared(self) -> list[str]:
         """Return a line for each run: whether its scores lie where the seeds of the file put a further one."""
         known = [(run, self.newest(run)) for run in runs_of(self.published)]
-        made = [(run, self.result(run)) for run in self.runs]
-        return list(verdicts([one for one in made if one[1]], [one for one in known if one[1]]))
+        return list(verdicts(self.ended(), [one for one in known if one[1]]))
 
     def newest(self, run: Run) -> dict | None:
         """Return a run's result, of whatever version of the code, or None."""

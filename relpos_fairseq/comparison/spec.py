@@ -10,8 +10,11 @@
     generate: {beam: 1}               # flags of fairseq-generate, where the task uses it
     tasks:
       copying: {kind: copy, symbols: 20, train: {max-update: 800}}
+      RTE: {kind: glue, name: RTE, data: data-bin/glue, lr: [1.0e-5, 2.0e-5], epochs: [5, 10]}    # a grid
+      CoLA: {kind: glue, name: CoLA, data: data-bin/glue, protocol: chen}    # the grid of a published protocol
     slurm: {timeout_min: 60}          # submitit's parameters, for --executor slurm
 
+A grid is several tasks, `RTE-lr1e-05-epochs5` and so on; of each scheme the report has the best by `choices.choose`.
 Paths count from the folder in which the command runs.
 """
 
@@ -21,7 +24,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from relpos_fairseq.comparison.tasks.base import Task, check_label
-from relpos_fairseq.comparison.tasks.registry import make_task
+from relpos_fairseq.comparison.tasks.registry import make_tasks
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import of_type, read_yaml
 
@@ -60,6 +63,7 @@ class Spec:
     baseline: str  # label of the scheme that the others are compared with
     pairs: tuple[tuple[str, str], ...]  # (scheme, other): the differences that are tested
     slurm: dict = field(default_factory=dict)  # submitit's parameters
+    grids: dict[str, str] = field(default_factory=dict)  # label of the grid by that of each task that is a point of one
 
 
 def read_spec(path: Path) -> Spec:
@@ -81,11 +85,14 @@ def make_spec(name: str, content: object) -> Spec:
     schemes = schemes_of(content.get("schemes"))
     baseline = str(content.get("baseline") or next(iter(schemes)))
     shared = {name: mapping(content.get(name) or {}, name) for name in ("train", "generate")}
-    given = mapping(content.get("tasks"), "tasks")
-    tasks = {
-        str(label): make_task(str(label), mapping(options, f"task {label}"), shared) for label, options in given.items()
-    }
-    for label in (*schemes, *tasks):
+    tasks, grids = {}, {}
+    for label, options in mapping(content.get("tasks"), "tasks").items():
+        made = make_tasks(str(label), mapping(options, f"task {label}"), shared)
+        if twice := tasks.keys() & made:
+            raise ValueError(f"two tasks would be called {', '.join(sorted(twice))}: choose other labels")
+        tasks |= made
+        grids |= {point: str(label) for point in made if point != str(label)}
+    for label in (*schemes, *tasks, *grids.values()):
         check_label(label)
     return Spec(
         name=name,
@@ -96,6 +103,7 @@ def make_spec(name: str, content: object) -> Spec:
         baseline=baseline,
         pairs=pairs_of(content.get("pairs", "baseline"), baseline, list(schemes)),
         slurm=dict(mapping(content.get("slurm") or {}, "slurm")),
+        grids=grids,
     )
 
 

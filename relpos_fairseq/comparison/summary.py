@@ -11,6 +11,7 @@ from statistics import mean, median
 import numpy as np
 
 from relpos_fairseq.comparison import statistics
+from relpos_fairseq.comparison.choices import Choice, choices_of
 from relpos_fairseq.comparison.run import Run
 from relpos_fairseq.comparison.scores import METRICS, Metric, by_input, unpack
 from relpos_fairseq.comparison.spec import Spec
@@ -120,6 +121,7 @@ class Summary:
     done: int  # runs that have a result
     total: int  # runs
     tasks: list[TaskSummary]
+    choices: dict[tuple[str, str], Choice]  # of grids, by scheme and task
     codes: list[str]  # versions of the code
     versions: dict[str, str]  # of the packages
     seconds: float  # of training and scoring
@@ -127,9 +129,12 @@ class Summary:
 
 def summarise(spec: Spec, results: list[tuple[Run, dict]], total: int) -> Summary:
     """Sum up the results of a comparison of `total` runs."""
-    by_task = defaultdict(list)
+    by_task, choices = defaultdict(list), choices_of(spec, results)
     for run, result in results:
-        by_task[run.task.label].append(result)
+        label = spec.grids.get(run.task.label, run.task.label)
+        if label == run.task.label or run in choices[run.scheme, label].runs:
+            by_task[label].append((run, result))
+    labels = dict.fromkeys(spec.grids.get(label, label) for label in spec.tasks)
     every = [result for _, result in results]
     return Summary(
         title=spec.title,
@@ -137,22 +142,24 @@ def summarise(spec: Spec, results: list[tuple[Run, dict]], total: int) -> Summar
         seeds=spec.seeds,
         done=len(results),
         total=total,
-        tasks=[summarise_task(label, by_task[label], spec) for label in spec.tasks if label in by_task],
+        tasks=[summarise_task(label, by_task[label], spec) for label in labels if label in by_task],
+        choices=choices,
         codes=sorted({result["code"] for result in every}),
         versions={name: v for result in every for name, v in result["versions"].items()},
         seconds=sum(one["seconds"] for result in every for one in (result, *result["sets"].values())),
     )
 
 
-def summarise_task(label: str, results: list[dict], spec: Spec) -> TaskSummary:
-    """Sum up the results of one task."""
+def summarise_task(label: str, made: list[tuple[Run, dict]], spec: Spec) -> TaskSummary:
+    """Sum up the results of one task; of a grid, those that each scheme's choice has."""
+    results = [result for _, result in made]
     if len({result["data"] for result in results}) > 1:
         raise UserError(f"results of {label} are of different data: remove those that are old")
     schemes = {name: {r["seed"]: r for r in results if r["scheme"] == name} for name in spec.schemes}
     schemes = {name: dict(sorted(runs.items())) for name, runs in schemes.items() if runs}
-    first, sets = results[0], spec.tasks[label].sets()
-    train = first["settings"]["train"]
-    common = {k: v for k, v in train.items() if all(r["settings"]["train"].get(k) == v for r in results)}
+    first, sets = results[0], made[0][0].task.sets()
+    settings = [{**result["settings"]["task"], **result["settings"]["train"]} for result in results]
+    common = {name: value for name, value in settings[0].items() if all(one.get(name) == value for one in settings)}
     return TaskSummary(
         label=label,
         kind=first["settings"]["task"]["kind"],
@@ -166,7 +173,7 @@ def summarise_task(label: str, results: list[dict], spec: Spec) -> TaskSummary:
         curves={name: curve_of(list(runs.values())) for name, runs in schemes.items()},
         lengths={name: by_length(list(runs.values()), sets) for name, runs in schemes.items()},
         data=first["data"],
-        settings={**first["settings"]["task"], **common},
+        settings=common,
     )
 
 

@@ -54,6 +54,8 @@ SMALL = {
     },
 }
 
+GRID = {"kind": "glue", "name": "RTE", "data": "x"}
+
 
 def write(path: Path, content: dict) -> Path:
     path.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -304,6 +306,11 @@ def test_wrong_specifications(tmp_path, capsys):
         ({**SMALL, "baseline": "t5"}, "baseline t5 is none of the schemes: none, near"),
         ({**SMALL, "pairs": [["none", "t5"]]}, "pairs must be baseline, all, or a list"),
         ({**SMALL, "tasks": {"a/b": {"kind": "copy"}}}, "'a/b' cannot be the name of a folder"),
+        ({**SMALL, "tasks": {"x": {"kind": "copy", "lr": [1]}}}, "task x: kind copy has no lr"),
+        (
+            {**SMALL, "tasks": {"x": {**GRID, "lr": [1.0]}, "x-lr1-epochs3": GRID}},
+            "two tasks would be called x-lr1-epochs3: choose other labels",
+        ),
         ({**SMALL, "tasks": {"x": {}}}, "task x: there is no kind 'x'"),
     ):
         assert relpos(["compare", "run", str(write(tmp_path / "wrong.yaml", content))]) == 2

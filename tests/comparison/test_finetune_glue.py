@@ -24,8 +24,10 @@ from helpers.glue_data import write_glue, write_tokenizer
 from helpers.recipes import composed
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
 from relpos_fairseq.comparison import scheduling
-from relpos_fairseq.comparison.protocols import PROTOCOLS, Result, average_score, metrics_cell, summarise, updates_of
+from relpos_fairseq.comparison.choices import choose
+from relpos_fairseq.comparison.protocols import PROTOCOLS, average_score, metrics_cell, updates_of
 from relpos_fairseq.comparison.results import ResultStore
+from relpos_fairseq.comparison.run import Run
 from relpos_fairseq.comparison.scores import METRICS
 from relpos_fairseq.comparison.spec import read_spec
 from relpos_fairseq.comparison.tasks import base
@@ -40,6 +42,7 @@ from relpos_fairseq.comparison.tasks.glue import (
     statistics_of,
     takes_any_length,
 )
+from relpos_fairseq.comparison.tasks.registry import make_tasks
 from relpos_fairseq.comparison.training_run import TrainingLog
 from relpos_fairseq.config import resolve
 from relpos_fairseq.io.errors import ToolError
@@ -89,8 +92,10 @@ def arguments(glue: Path, out: Path, models: list[str], *more: str) -> list[str]
     return ["--data", str(glue / "bin"), *models, *flags]
 
 
-def result(values: list[float], rate: float = 1e-5, epochs: int = 3, seed: int = 1) -> Result:
-    return Result(rate, epochs, seed, tuple({"mcc": value} for value in values))
+def result(values: list[float], rate: float = 1e-5, seed: int = 1, protocol: str = "chen") -> tuple[Run, dict]:
+    """A run on CoLA that logged these values of its metric, one a validation."""
+    task = Glue(label="CoLA", data=Path("none"), name="CoLA", protocol=protocol, lr=rate, epochs=3)
+    return Run("m", {}, task, seed), {"validations": [{"updates": 9, "valid_mcc": value} for value in values]}
 
 
 def test_protocols_are_the_papers():
@@ -196,18 +201,18 @@ def test_average_is_the_papers():
 
 
 def test_huang_takes_the_last_checkpoint_of_the_best_learning_rate():
-    found = [result([90, 10], 2e-5), result([5, 30], 3e-5), result([1, 20], 4e-5)]
-    summary = summarise(found, "mcc", "last")
-    assert (summary.values["mcc"], summary.learning_rate, summary.runs) == (30, 3e-5, 1)
+    runs = (([90, 10], 2e-5), ([5, 30], 3e-5), ([1, 20], 4e-5))
+    choice = choose([result(values, rate, protocol="multiplicative") for values, rate in runs])
+    assert (choice.values["mcc"], choice.run.task.lr, len(choice.runs)) == (30, 3e-5, 1)
 
 
 def test_chen_takes_the_median_of_the_best_checkpoints():
     tops = [50, 90, 10, 70, 60]
     found = [result([0, top, 1], 2e-5, seed=n) for n, top in enumerate(tops)]
     found += [result([55], 1e-5, seed=n) for n in range(5)]
-    summary = summarise(found, "mcc", "best")
-    assert (summary.values["mcc"], summary.learning_rate) == (60, 2e-5)
-    assert (summary.lowest, summary.highest, summary.runs) == (10, 90, 5)
+    choice = choose(found)
+    assert (choice.values["mcc"], choice.run.task.lr, choice.run.seed) == (60, 2e-5, 4)
+    assert (choice.lowest, choice.highest, len(choice.runs)) == (10, 90, 5)
 
 
 @given(st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=4), min_size=1, max_size=7))
@@ -215,14 +220,54 @@ def test_chen_takes_the_median_of_the_best_checkpoints():
 def test_median_is_one_that_was_measured(values):
     found = [result(some, seed=n) for n, some in enumerate(values)]
     median = statistics.median_low(max(some) for some in values)
-    assert summarise(found, "mcc", "best").values["mcc"] == median
+    assert choose(found).values["mcc"] == median
 
 
 def test_what_is_no_number_is_the_worst():
     found = [result([math.nan, -3.0], 2e-5), result([math.nan], 3e-5)]
-    assert summarise(found, "mcc", "best").values["mcc"] == -3.0
-    with pytest.raises(ValueError, match="no run has ended"):
-        summarise([], "mcc", "best")
+    assert choose(found).values["mcc"] == -3.0
+    with pytest.raises(ValueError, match="a run of CoLA has no validation"):
+        choose([result([])])
+
+
+def grid_of(**options: object) -> dict[str, tuple[object, object]]:
+    """The learning rate and number of epochs of the tasks that an entry becomes, by label."""
+    made = make_tasks("a", {"kind": "glue", "name": "CoLA", "data": "x", **options}, {"train": {}, "generate": {}})
+    return {label: (task.lr, task.epochs) for label, task in made.items()}
+
+
+def test_a_protocol_that_is_named_stands_for_what_is_not_given():
+    chen = grid_of(protocol="chen")
+    assert [*chen.values()] == [(lr, n) for lr in PROTOCOLS["chen"].learning_rates for n in (5, 10)]
+    assert [*chen][:2] == ["a-lr1e-05-epochs5", "a-lr1e-05-epochs10"]
+    assert [*grid_of(protocol="chen", lr=1e-3).values()] == [(1e-3, 5), (1e-3, 10)]
+    assert grid_of(lr=[1e-3, 1], epochs=None) == {"a-lr0.001-epochs3": (1e-3, 3), "a-lr1-epochs3": (1, 3)}
+    assert grid_of(epochs=[7]) == {"a-lr3e-05-epochs7": (3e-5, 7)}
+    questions = make_tasks("q", {"kind": "questions", "data": "x", "epochs": [1, 2]}, {"train": {}, "generate": {}})
+    assert [*questions] == ["q-lr1e-05-epochs1", "q-lr1e-05-epochs2"]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"lr": 1e-3}, {"protocol": "huang"}, {"protocol": "chen", "lr": 1, "epochs": 2}]
+)
+def test_one_learning_rate_and_number_of_epochs_are_no_grid(options):
+    assert grid_of(**options) == {"a": (options.get("lr"), options.get("epochs"))}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lr": []}, "task a: lr and epochs must be different numbers each, got \\[\\] and"),
+        ({"lr": [1e-3, 1e-3]}, "different numbers each"),
+        ({"lr": ["x"]}, 'task a: lr/0 is "x", and must be a number'),
+        ({"lr": [0.0]}, "lr must be above 0, got 0"),
+        ({"epochs": [1.5]}, "task a: epochs/0 is 1.5, and must be a whole number"),
+        ({"protocol": "chem"}, "there is no chem; known: "),
+    ],
+)
+def test_wrong_grids(options, said):
+    with pytest.raises(ValueError, match=said):
+        grid_of(**options)
 
 
 @pytest.mark.parametrize(
@@ -346,6 +391,40 @@ def test_finished_runs_are_kept(finished, glue, pretrained, monkeypatch, tmp_pat
     path.write_text("".join(sorted(path.read_text().splitlines(keepends=True))))
     relpos_job("finetune", "glue", *arguments(folder, out, model, *more))
     assert asked == [6, 2]
+
+
+def test_a_specification_with_a_grid_is_the_command(finished, glue, pretrained, tmp_path, capsys):
+    """It has the command's runs and chooses as the command does; the report is of the chosen runs alone."""
+    out, text = finished
+    shutil.copytree(out / "results", tmp_path / "grid")
+    entry = {"kind": "glue", "data": str(glue / "bin"), "lr": [1e-3, 1e-2], "epochs": [1], "train": {"num-workers": 0}}
+    content = {
+        "schemes": {"small": {MODEL_FLAG: str(pretrained)}},
+        "seeds": 1,
+        "tasks": {name: entry | {"name": name} for name in ("MNLI", "CoLA", "STS-B")},
+    }
+    path = tmp_path / "grid.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    work = ["--work", str(tmp_path / "work")]
+    assert relpos("compare", "run", str(path), *work) == 0
+    said = capsys.readouterr().out
+    assert "6 runs, 0 to do" in said
+    printed = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines() if line[:1] == "|"]
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"][4:]
+    assert [row[1:6] for row in printed] == [row[1:] for row in table[-5:]]
+    assert printed[0][-1] == "reported" and printed[3][-1].startswith("mcc ")
+    assert relpos("compare", "report", str(path), *work) == 0
+    report = (tmp_path / "grid" / "report.md").read_text()
+    headings = [line for line in report.splitlines() if line[:1] == "#"]
+    assert headings == ["# grid", "## MNLI", "## CoLA", "## STS-B", "## What was chosen", "## How it was made"]
+    choices = json.loads((out / "huang.json").read_text())
+    rates = {key.split("/")[1]: one["learning_rate"] for key, one in choices.items()}
+    made = {line.split(" ")[1]: line for line in report.splitlines() if " (glue) " in line}
+    assert all(f"lr {rate:g}, " in made[name] for name, rate in rates.items())
+    page = (tmp_path / "grid" / "report.html").read_text()
+    assert page.count(f"<td>learning rate {rates['CoLA']:g}, 1 epochs</td>") >= 1
+    one = next(line for line in report.splitlines() if line.startswith("| small"))
+    assert one.split("|")[2].strip() == "1"  # seed, not one a point
 
 
 @pytest.mark.slow

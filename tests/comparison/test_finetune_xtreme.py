@@ -13,8 +13,9 @@ from helpers.commands import call, relpos, relpos_job
 from helpers.glue_data import write_xnli
 from helpers.questions import make_data, make_file
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
-from relpos_fairseq.comparison.finetuning import chosen_checkpoints
-from relpos_fairseq.comparison.protocols import PROTOCOLS, Result, summarise
+from relpos_fairseq.comparison.choices import choose
+from relpos_fairseq.comparison.protocols import PROTOCOLS
+from relpos_fairseq.comparison.run import Run
 from relpos_fairseq.comparison.tasks import glue
 from relpos_fairseq.comparison.tasks.glue import MODEL_FLAG, count_windows
 
@@ -64,15 +65,11 @@ def test_the_protocol_is_the_papers():
 
 def test_trials_are_of_the_chosen_settings(tmp_path):
     """One a seed, in their order, whatever else was run."""
-    results = []
+    made = []
     for rate, seed in ((1e-5, 2), (1e-5, 1), (2e-5, 1)):
-        folder = tmp_path / f"{rate}-{seed}"
-        (folder / "checkpoints").mkdir(parents=True)
-        (folder / "checkpoints" / "checkpoint_last.pt").touch()
-        values = ({"f1": 60.0 - 1e6 * rate},)
-        results.append(Result(rate, 3, seed, values, folder))
-    found = chosen_checkpoints(results, summarise(results, "f1", "last"))
-    assert [path.parent.parent.name for path in found] == ["1e-05-1", "1e-05-2"]
+        run = Run("m", {}, glue.Questions(label="SQuAD", data=tmp_path, lr=rate, epochs=3), seed)
+        made.append((run, {"validations": [{"valid_f1": 60.0 - 1e6 * rate}]}))
+    assert [(run.task.lr, run.seed) for run in choose(made).runs] == [(1e-5, 1), (1e-5, 2)]
 
 
 def test_windows_are_counted_as_training_cuts_them(tmp_path):

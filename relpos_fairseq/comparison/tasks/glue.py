@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 
 from relpos_fairseq.comparison import scores
-from relpos_fairseq.comparison.protocols import BATCH_SIZE, METRIC_NAMES, PROTOCOLS, WARMUP, Protocol, updates_of
+from relpos_fairseq.comparison.protocols import BATCH_SIZE, METRIC_NAMES, PROTOCOLS, WARMUP, updates_of
 from relpos_fairseq.comparison.scores import Packed, pack, unpack
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, kind
 from relpos_fairseq.comparison.tasks.classification import logits_of
@@ -116,6 +116,9 @@ class FineTuning(Task):
         "log-interval": 50,
     }
 
+    metric: ClassVar[str]  # by which checkpoints, learning rates and numbers of epochs are chosen
+    protocol: ClassVar[str]  # one of PROTOCOLS
+
     data: Path  # folder that `relpos prepare` wrote
     lr: float | None = None  # the learning rate; None: the protocol's first
     epochs: int | None = None  # None: the protocol's first
@@ -145,8 +148,9 @@ class FineTuning(Task):
             raise UserError(f"kind {self.kind}: a scheme needs {MODEL_FLAG}, a checkpoint")
         return read_once(Path(scheme[MODEL_FLAG]))
 
-    def schedule(self, examples: int, protocol: Protocol) -> dict:
-        """Return the flags of a protocol's learning rate, warm-up and length, for so many training examples."""
+    def schedule(self, examples: int) -> dict:
+        """Return the flags of the learning rate, warm-up and length, for so many training examples."""
+        protocol = PROTOCOLS[self.protocol]
         epochs = self.epochs or protocol.epochs[0]
         updates = updates_of(examples, epochs)
         updates = min(updates, self.max_update or updates)
@@ -194,6 +198,11 @@ class Glue(FineTuning):
         return found
 
     @property
+    def metric(self) -> str:
+        """The first of the task's metrics."""
+        return TASKS[self.name].metrics[0]
+
+    @property
     def checkpoint(self) -> str:
         """The checkpoint that counts, `last` or `best`."""
         return PROTOCOLS[self.protocol].checkpoint
@@ -230,19 +239,18 @@ class Glue(FineTuning):
                 f"{self.name} has examples of {known['max_length']} tokens, {model.name} "
                 f"takes {model.positions}: relpos prepare glue --max-length {model.positions}"
             )
-        metric = task.metrics[0]
         own = {
             "max-positions": longest,
             "num-classes": task.classes,
             "init-token": known["init_token"],
             "separator-token": known["separator_token"],
             "regression-target": task.regression,
-            "best-checkpoint-metric": metric,
+            "best-checkpoint-metric": self.metric,
             "valid-subset": ",".join(task.valid_splits),
-            **self.schedule(known["train"], protocol),
+            **self.schedule(known["train"]),
         }
-        if metric in REPORT:
-            own[REPORT[metric]] = True
+        if self.metric in REPORT:
+            own[REPORT[self.metric]] = True
         if protocol.interval:
             own |= {f"{name}-interval-updates": protocol.interval for name in ("validate", "save")}
             own["keep-interval-updates"] = 1
@@ -281,21 +289,20 @@ CUT = (
 )
 
 
+@kind("questions")
 @dataclass(frozen=True, kw_only=True)
 class Questions(FineTuning):
-    """A folder of `relpos prepare qa`; its `valid` is scored after every epoch.
+    """A folder of `relpos prepare qa`, whose `valid` questions are answered when the training has ended."""
 
-    It has no test sets: other languages are evaluated when all runs have ended.
-    """
-
-    kind: ClassVar[str] = "questions"
-    name: ClassVar[str] = "SQuAD"
+    metric: ClassVar[str] = "f1"
+    protocol: ClassVar[str] = "xtreme"
+    test_sets: ClassVar[tuple[str, ...]] = ("valid",)
     logged: ClassVar[tuple[str, ...]] = ("valid_loss", "valid_f1", "valid_em")
     default: ClassVar[dict] = FineTuning.default | {
         "task": "question_answering",
         "criterion": "question_answering",
         "on-long-question": "truncate",
-        "best-checkpoint-metric": "f1",
+        "best-checkpoint-metric": metric,
     }
 
     def inputs(self) -> list[Path]:
@@ -310,8 +317,25 @@ class Questions(FineTuning):
         }
         asked = self.default | self.train | own
         cut = tuple((name, asked[name]) for name in CUT if asked.get(name))
-        own |= self.schedule(count_windows(self.data, cut), PROTOCOLS["xtreme"])
+        own |= self.schedule(count_windows(self.data, cut))
         return super().flags(model.flags | own | self.train | scheme, seed)
+
+    def score(self, name: str, workspace: Workspace) -> Scored:
+        """Answer every question; F1 and exact match are those of SQuAD's script."""
+        place = workspace.folder / f"{name}-answers.json"
+
+        def answers() -> None:
+            from relpos_fairseq.evaluation import questions
+
+            model, task = workspace.load()
+            dataset = task.read_dataset(split_of(self.data, name))
+            write_json(place, pack(questions.example_scores(model, task, dataset)), renews=True)
+
+        workspace.in_child(name, answers)
+        exact, f1, words = unpack(read_json(place, Packed)).T
+        whole = np.ones(len(exact))
+        rows = {"question F1": np.stack([f1, whole], 1), "exact match": np.stack([exact, whole], 1)}
+        return Scored(words.astype(int), rows)
 
 
 def split_of(data: Path, name: str) -> Path:
@@ -336,28 +360,3 @@ def count_windows(data: Path, cut: tuple[tuple[str, object], ...]) -> int:
         setattr(config, name, type(getattr(config, name))(value))
     task = QuestionAnsweringTask.setup_task(config)
     return len(task.read_dataset(split_of(data, "train"), training=True))
-
-
-@kind("questions")
-@dataclass(frozen=True, kw_only=True)
-class AnsweredQuestions(Questions):
-    """A folder of `relpos prepare qa`, whose `valid` questions are answered when the training has ended."""
-
-    test_sets: ClassVar[tuple[str, ...]] = ("valid",)
-
-    def score(self, name: str, workspace: Workspace) -> Scored:
-        """Answer every question; F1 and exact match are those of SQuAD's script."""
-        place = workspace.folder / f"{name}-answers.json"
-
-        def answers() -> None:
-            from relpos_fairseq.evaluation import questions
-
-            model, task = workspace.load()
-            dataset = task.read_dataset(split_of(self.data, name))
-            write_json(place, pack(questions.example_scores(model, task, dataset)), renews=True)
-
-        workspace.in_child(name, answers)
-        exact, f1, words = unpack(read_json(place, Packed)).T
-        whole = np.ones(len(exact))
-        rows = {"question F1": np.stack([f1, whole], 1), "exact match": np.stack([exact, whole], 1)}
-        return Scored(words.astype(int), rows)

@@ -13,7 +13,7 @@ import numpy as np
 from relpos_fairseq.comparison.scores import Packed, pack, unpack
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, check_label, kind
 from relpos_fairseq.comparison.tasks.glue import MODEL_FLAG, FineTuning
-from relpos_fairseq.comparison.tasks.registry import make_task
+from relpos_fairseq.comparison.tasks.registry import make_tasks
 from relpos_fairseq.comparison.training_run import train
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import sha256_of, write_json
@@ -57,7 +57,10 @@ class MaskedLM(Task):
             check_label(str(label))
             if not isinstance(options, Mapping):
                 raise ValueError(f"finetune: {label} must be a mapping, got {options!r}")
-            made[str(label)] = make_task(str(label), dict(options), {"train": {}, "generate": {}})
+            own = make_tasks(str(label), dict(options), {"train": {}, "generate": {}})
+            if [*own] != [str(label)]:
+                raise ValueError(f"finetune: {label} is a grid of {len(own)}: give one lr and one number of epochs")
+            made |= own
             if not isinstance(made[str(label)], FineTuning):
                 raise ValueError(f"finetune: {label} must be a task of fine-tuning, got kind {made[str(label)].kind}")
         object.__setattr__(self, "finetune", made)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict, Union, get_args, get_origin, get_type_hints
 
+from relpos_fairseq.comparison.protocols import PROTOCOLS
 from relpos_fairseq.comparison.tasks.base import KINDS, Task
 from relpos_fairseq.io.reading import of_type
 
@@ -18,6 +20,45 @@ def kinds() -> dict[str, type[Task]]:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"{__package__}.{module.name}")
     return KINDS
+
+
+class _Grid(TypedDict, total=False):
+    """What the entry of a fine-tuning may say of a grid."""
+
+    lr: float | list[float] | None
+    epochs: int | list[int] | None
+
+
+def make_tasks(label: str, options: dict, shared: dict[str, dict]) -> dict[str, Task]:
+    """Return the tasks of a specification's entry by label: one, or of a grid one for each of its points.
+
+    The entry of a grid has a list under `lr` or `epochs`, or names a `protocol`, which stands for what is not given.
+    The arguments are those of `make_task`.
+    """
+    own = getattr(kinds().get(str(options.get("kind", label))), "protocol", None)
+    protocol = own and PROTOCOLS.get(str(options.get("protocol", own)))
+    if not protocol:  # it is no fine-tuning, or `make_task` says that there is no such kind or protocol
+        return {label: make_task(label, options, shared)}
+    try:
+        of_type(options, _Grid)
+    except ValueError as error:
+        raise ValueError(f"task {label}: {error}") from None
+    given = [options.get(name) for name in _Grid.__annotations__]
+    whole = protocol.learning_rates, protocol.epochs
+    if "protocol" not in options:
+        whole = whole[0][:1], whole[1][:1]
+    axes = [
+        one if isinstance(one, list) else values if one is None else [one]
+        for one, values in zip(given, whole, strict=True)
+    ]
+    points = list(product(*axes))
+    if len(points) == 1 and not any(isinstance(one, list) for one in given):
+        return {label: make_task(label, options, shared)}
+    names = [f"{label}-lr{rate:g}-epochs{epochs}" for rate, epochs in points]
+    if not points or len(set(names)) < len(names):
+        raise ValueError(f"task {label}: lr and epochs must be different numbers each, got {axes[0]} and {axes[1]}")
+    made = zip(names, points, strict=True)
+    return {name: make_task(name, options | {"lr": lr, "epochs": epochs}, shared) for name, (lr, epochs) in made}
 
 
 def make_task(label: str, options: dict, shared: dict[str, dict]) -> Task:
