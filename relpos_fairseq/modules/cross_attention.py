@@ -150,6 +150,8 @@ class CrossAttention(MultiheadAttention):
             cache = {"prev_key": k.contiguous(), "prev_value": v.contiguous(), "beams": beams}
             cache["prev_key_padding_mask"] = padding
             self._set_input_buffer(state, cache)
+        elif cache.get("places") is not None:
+            _gather(cache, cache["places"])
         return (cache["prev_key"], cache["prev_value"], cache["prev_key_padding_mask"], cache["beams"])
 
     def step_call(self, key: Tensor, padding: Tensor | None, state: dict, batch: int) -> StepCall | None:
@@ -157,11 +159,10 @@ class CrossAttention(MultiheadAttention):
 
         The other arguments are those of `forward`.
         """
-        known = self._get_input_buffer(state).get("call")
-        if known is not None and known.batch == batch:
-            return known.call
-        self._source(key, padding, state, batch)
         cache = self._get_input_buffer(state)
+        if not cache:
+            self._source(key, padding, state, batch)
+            cache = self._get_input_buffer(state)
         if cache.get("call") is None or cache["call"].batch != batch:
             step = self._step(cache["prev_key"].new_empty(batch, self.num_heads, 1, self.head_dim), state)
             cache["call"] = Prepared(
@@ -174,14 +175,16 @@ class CrossAttention(MultiheadAttention):
         """Return the inputs of a step for queries (B, H, 1, D), from which `beams` successive rows read a source."""
         cache, batch = self._get_input_buffer(state), q.size(0)
         k, v, padding = (cache[f"prev_{name}"] for name in ("key", "value", "key_padding_mask"))
-        length = k.size(2)
-        if batch != cache["beams"] * k.size(0):  # the kernel reads where it is told
+        length, places = k.size(2), cache.get("places")
+        sources = k.size(0) if places is None else len(places)
+        if batch != cache["beams"] * sources:  # the kernel reads where it is told
             raise ValueError(
-                f"incremental_state holds {cache['beams'] * k.size(0)} rows and there are {batch} queries: select "
+                f"incremental_state holds {cache['beams'] * sources} rows and there are {batch} queries: select "
                 f"rows by reorder_incremental_state, or take a fresh state for another batch"
             )
         if cache.get("step") is None:
             rows = torch.arange(batch, device=q.device) // cache["beams"]
+            rows = rows if places is None else places[rows]
             hidden = None if padding is None or not padding.any() else padding[rows]
             tables = StepTables((), self.scaling, torch.promote_types(q.dtype, torch.float32), q.device, length)
             cache["call"] = None
@@ -256,13 +259,24 @@ class CrossAttention(MultiheadAttention):
         if not cache:
             return regrouped
         if regrouped is None:
-            regrouped = regroup(order, cache["beams"], cache["prev_key"].size(0))
+            places = cache.get("places")
+            regrouped = regroup(order, cache["beams"], cache["prev_key"].size(0) if places is None else len(places))
         kept, beams = regrouped
         if kept is not None or beams != cache["beams"]:
             cache |= {"step": None, "call": None}
         cache["beams"] = beams
         if kept is not None:
-            for name in ("prev_key", "prev_value", "prev_key_padding_mask"):
-                if cache[name] is not None:
-                    cache[name] = cache[name].index_select(0, kept)
+            places = kept if cache.get("places") is None else cache["places"][kept]
+            if 2 * len(places) > cache["prev_key"].size(0):  # the others' room is small beside a copy at every end
+                cache["places"] = places
+            else:
+                _gather(cache, places)
         return regrouped
+
+
+def _gather(cache: dict, places: Tensor) -> None:
+    """Let the cached sources be those of some rows alone."""
+    for name in ("prev_key", "prev_value", "prev_key_padding_mask"):
+        if cache[name] is not None:
+            cache[name] = cache[name].index_select(0, places)
+    cache |= {"places": None, "step": None, "call": None}

@@ -130,7 +130,7 @@ def test_steps_of_every_scheme(scheme, monkeypatch):
 
 def test_keys_have_products_when_they_leave_the_near_part():
     """Those that the kernel wrote, of a term that multiplies the content."""
-    model = small_model(decoder_position_scheme="m4", decoder_position_clip_distance=3)
+    model = small_model(decoder_position_scheme="m4m", position_clip_distance=3)
     expected = steps(model, length=20)
     pack(model)
     torch.testing.assert_close(steps(model, length=20), expected, rtol=1e-5, atol=1e-5)

@@ -125,8 +125,8 @@ static void candidates_of_rows(const CandidatesCall *call, int64_t first, int64_
         if (call->is_formed)
             linear_rows(linear, from / NR, (to + NR - 1) / NR, x, call->row_stride, rows, NULL, logits, CHUNK, SUM);
         for (int64_t i = 0; i < rows; i++)
-            read_chunk(call, first + i, read + i, call->is_formed ? logits + i * CHUNK : x + i * call->row_stride + from,
-                       from, to);
+            read_chunk(call, first + i, read + i,
+                       call->is_formed ? logits + i * CHUNK : x + i * call->row_stride + from, from, to);
     }
     for (int64_t i = 0; i < rows; i++)
         end_row(call, first + i, read + i);
