@@ -154,15 +154,17 @@ class CrossAttention(MultiheadAttention):
             _gather(cache, cache["places"])
         return (cache["prev_key"], cache["prev_value"], cache["prev_key_padding_mask"], cache["beams"])
 
-    def step_call(self, key: Tensor, padding: Tensor | None, state: dict, batch: int) -> StepCall | None:
-        """Return the kernel's arguments for a step of `batch` rows, but for queries and output; None: it serves none.
+    def step_call(self, query: Tensor, key: Tensor, padding: Tensor | None, state: dict) -> StepCall | None:
+        """Return the kernel's arguments for a step, but for queries and output; None: it does not serve.
 
-        The other arguments are those of `forward`.
+        The arguments are those of `forward`; of queries (1, B, E), their number and type count.
         """
-        cache = self._get_input_buffer(state)
+        cache, batch = self._get_input_buffer(state), query.size(1)
         if not cache:
             self._source(key, padding, state, batch)
             cache = self._get_input_buffer(state)
+        if not cache["prev_key"].dtype is cache["prev_value"].dtype is query.dtype:
+            return None
         if cache.get("call") is None or cache["call"].batch != batch:
             step = self._step(cache["prev_key"].new_empty(batch, self.num_heads, 1, self.head_dim), state)
             cache["call"] = Prepared(

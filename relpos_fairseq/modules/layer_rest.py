@@ -23,11 +23,19 @@ CROSS_NORM = {"cross_norm": ("encoder_attn_layer_norm",)}
 
 
 class Form(NamedTuple):
-    """What a layer has of its own: the kernel's arguments, and what must outlive its calls; a copy of it is None."""
+    """What a layer has of its own, and what must outlive its calls; a copy of it is None.
+
+    Args:
+        state: what changes with it.
+        kept: the norms' numbers, which other numbers may replace.
+        call: the kernel's arguments.
+        attends: whether the kernel has self-attention's projections.
+    """
 
     state: list
+    kept: list[Tensor]
     call: kernel.LayerCall
-    attends: bool  # whether the kernel has self-attention's projections
+    attends: bool
 
     def __reduce__(self) -> tuple:  # addresses are not copied
         return type(None), ()
@@ -99,14 +107,15 @@ class LayerRest:
         attention = self.layer.self_attn
         projections = [_child(attention, name) for name in PROJECTIONS]
         packed["queries_keys_values"] = product_for_kernel(projections, attention.queries_keys_values)
-        parts = [part for norm in norms.values() for part in (norm.weight.data_ptr(), norm.bias.data_ptr())]
+        kept = [part.detach() for norm in norms.values() for part in (norm.weight, norm.bias)]
+        parts = [*(part.data_ptr() for part in kept), *(norm.eps for norm in norms.values())]
         state = [*packed.values(), *parts]
         form = self._form
         if form is None or form.state != state:
             args: dict[str, Any] = {name: one.arg for name, one in packed.items() if one is not None}
             args |= {name: kernel.norm_arg(norm) for name, norm in norms.items()}
             call = kernel.LayerCall(normalize_before=self.layer.normalize_before, **args)
-            form = Form(state, call, "queries_keys_values" in args)
+            form = Form(state, kept, call, "queries_keys_values" in args)
             self._form = form
         return form
 

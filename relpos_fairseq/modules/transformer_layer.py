@@ -155,7 +155,7 @@ class _DecoderLayer(TransformerDecoderLayerBase):
         if state is not None and self.rest is not None and form is not None:
             cross, has_source = None, encoder_out is not None and self.encoder_attn is not None
             if has_source:
-                cross = self.encoder_attn.step_call(encoder_out, encoder_padding_mask, state, x.size(1))
+                cross = self.encoder_attn.step_call(x, encoder_out, encoder_padding_mask, state)
             if not has_source or cross is not None:
                 given = more["self_attn_mask"], more.get("self_attn_padding_mask"), cache
                 call = self.self_attn.step_call(x, *given) if form.attends else None

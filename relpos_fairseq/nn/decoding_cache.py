@@ -64,8 +64,9 @@ class DecodingCache:
         return self._buffers
 
     @property
-    def kept(self) -> tuple[str, ...]:
-        return tuple(self._buffers)
+    def kept(self) -> dict[str, torch.dtype]:
+        """The types of what is kept, by name."""
+        return {name: buffer.dtype for name, buffer in self._buffers.items()}
 
     def tables(
         self, terms: tuple[PositionTerms, ...], positions: Positions, like: Tensor, scale: float

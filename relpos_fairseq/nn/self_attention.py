@@ -125,7 +125,7 @@ class SelfAttention(nn.Module):
             new_padding: (B, 1) or None.
             cache: of the steps before.
         """
-        if not cache.is_read_by_rows or cache.kept != ("key", "value"):
+        if not cache.is_read_by_rows or cache.kept != {"key": query.dtype, "value": query.dtype}:
             return None
         if cache.padding is not None or new_padding is not None:
             return None

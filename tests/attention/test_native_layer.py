@@ -137,6 +137,34 @@ def test_keys_have_products_when_they_leave_the_near_part():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("source", [False, True])
+def test_keys_of_another_type_are_refused(source):
+    """Those of steps under autocast: the kernel would read them as its own type."""
+    model = small_model(decoder_position_scheme="m4", no_cross_attention=not source)
+    pack(model)
+    tokens, state = torch.full((4, 3), 5), {}
+    encoded = model.encoder(batch(4, 9)[0]) if source else None
+    with torch.autocast("cpu"):
+        model.decoder(tokens[:, :1], encoded, incremental_state=state)
+    with pytest.raises((ValueError, RuntimeError), match="fresh incremental state|same dtype"):
+        model.decoder(tokens[:, :2], encoded, incremental_state=state)
+
+
+@torch.no_grad()
+def test_norms_that_are_replaced_outlive_a_sequence():
+    """The kernel has their addresses."""
+    model = small_model(decoder_position_scheme="t5")
+    pack(model)
+    state, encoded = {}, model.encoder(batch(4, 9)[0])
+    model.decoder(torch.full((4, 1), 5), encoded, incremental_state=state)
+    held, norm = model.decoder.layers[0].self_attn.cache(state).rest, model.decoder.layers[0].final_layer_norm
+    place = norm.weight.data_ptr()
+    norm.weight.data = norm.weight.data.clone()
+    assert held.call.final_norm.weight == place
+    assert place in [part.data_ptr() for part in held.kept]
+
+
+@torch.no_grad()
 def test_a_key_that_the_kernel_keeps_has_room():
     """Where a first step stands for the equal rows of a beam, and where rows have ended."""
     cache = DecodingCache()

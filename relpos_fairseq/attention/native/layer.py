@@ -181,8 +181,14 @@ def layer(form: LayerCall, x: Tensor, attention: Tensor | StepCall, cross: StepC
         cross: a step of attention to the source, without its query and output; None: there is no source.
 
     Raises:
+        ValueError: what attention found is of another type, as of keys that a cache holds from steps in that type.
         MemoryError: there is none for the rows between two linear layers.
     """
+    if isinstance(attention, Tensor) and (attention.dtype is not x.dtype or len(attention) != len(x)):
+        raise ValueError(
+            f"attention found {tuple(attention.shape)} in {attention.dtype} for a layer's {tuple(x.shape)} in {x.dtype}: "
+            f"take a fresh incremental state where the type of a model changes"
+        )
     out = x.new_empty(x.shape)
     call = LayerCall.from_buffer_copy(form)
     call.rows = len(x)
