@@ -76,8 +76,8 @@ class LayerRest:
     def form_for(self, x: Tensor, cache: DecodingCache) -> Form | None:
         """Return what the kernel needs of the layer for a step's input (1, B, E), or None: it cannot take that now.
 
-        What it needs is found in a sequence's first step, and stands in the cache for all: other weights or hooks
-        would not fit the keys that are there.
+        What it needs is found in a sequence's first step, and stands in the cache for all: other weights or hooks count
+        from the next sequence on, as they would not fit the keys that are there.
         """
         layer = self.layer
         drops = layer.dropout_module.apply_during_inference or layer.activation_dropout_module.apply_during_inference
@@ -96,7 +96,7 @@ class LayerRest:
             attention: (B, E) what self-attention's heads found, or what `SelfAttention.step_call` returns.
             cross: what `CrossAttention.step_call` returns; None: there is no source.
         """
-        return kernel.layer(form.call, x.reshape(x.size(1), -1).contiguous(), attention, cross).view(x.shape)
+        return kernel.layer(form.call, x.reshape(-1, x.size(-1)).contiguous(), attention, cross).view(x.shape)
 
     def _current(self) -> Form | None:
         """Return the kernel's arguments for the weights as they are now, or None if it does not read them."""
@@ -109,7 +109,7 @@ class LayerRest:
         packed["queries_keys_values"] = product_for_kernel(projections, attention.queries_keys_values)
         kept = [part.detach() for norm in norms.values() for part in (norm.weight, norm.bias)]
         parts = [*(part.data_ptr() for part in kept), *(norm.eps for norm in norms.values())]
-        state = [*packed.values(), *parts]
+        state = [*packed.values(), *parts, self.layer.normalize_before]
         form = self._form
         if form is None or form.state != state:
             args: dict[str, Any] = {name: one.arg for name, one in packed.items() if one is not None}

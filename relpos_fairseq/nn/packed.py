@@ -286,8 +286,10 @@ KINDS: dict[str, type[ReducedLinear]] = {one.kind: one for one in (QuantizedLine
 
 
 def is_hooked(module: nn.Module | None) -> bool:
-    """Return whether something waits for what a module is given or finds."""
-    return module is not None and bool(module._forward_hooks or module._forward_pre_hooks)
+    """Return whether something waits for what a module is given or finds, or stands in its place."""
+    if module is None:
+        return False
+    return bool(module._forward_hooks or module._forward_pre_hooks) or "forward" in module.__dict__
 
 
 def for_kernel(layer: nn.Module) -> kernel.Packed | None:

@@ -81,7 +81,7 @@ def steps(model: nn.Module, beams: int = 2, length: int = 9) -> Tensor:
         state: dict = {}
         found = []
         for end in range(1, length):
-            found.append(model.decoder(target[:, :end], encoded, incremental_state=state)[0][:, -1])
+            found.append(model.decoder(target[:, :end], encoded, incremental_state=state, alignment_layer=-1)[0][:, -1])
             order = torch.arange(len(target)).view(-1, beams).flip(1).flatten()
             order = order[beams:] if end == 7 else order
             target = target[order]
@@ -148,6 +148,40 @@ def test_keys_of_another_type_are_refused(source):
         model.decoder(tokens[:, :1], encoded, incremental_state=state)
     with pytest.raises((ValueError, RuntimeError), match="fresh incremental state|same dtype"):
         model.decoder(tokens[:, :2], encoded, incremental_state=state)
+
+
+@torch.no_grad()
+def test_a_batch_may_have_no_rows():
+    """As where all sentences have ended."""
+    model = small_model(decoder_position_scheme="m4", no_cross_attention=True)
+    pack(model)
+    state: dict = {}
+    for end in (1, 2):
+        model.decoder(torch.full((3, end), 5), None, incremental_state=state)
+    model.decoder.reorder_incremental_state_scripting(state, torch.zeros(0, dtype=torch.long))
+    found = model.decoder(torch.full((0, 3), 5), None, incremental_state=state)[0]
+    assert found.shape[:2] == (0, 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", ["eps", "normalize_before", "forward"])
+def test_what_changes_between_sequences_counts(change):
+    """An epsilon, where norms stand, and what stands in place of a layer's own function."""
+    model = small_model(decoder_position_scheme="t5")
+    plain = copy.deepcopy(model)
+    pack(model)
+    before = steps(model)
+    for one in (model, plain):
+        layer_of = one.decoder.layers[0]
+        if change == "eps":
+            layer_of.final_layer_norm.eps = 1.0
+        elif change == "normalize_before":
+            layer_of.normalize_before = True
+        else:
+            layer_of.self_attn.out_proj.forward = torch.zeros_like
+    after = steps(model)
+    torch.testing.assert_close(after, steps(plain), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(after, before)
 
 
 @torch.no_grad()

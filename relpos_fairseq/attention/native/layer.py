@@ -186,7 +186,7 @@ def layer(form: LayerCall, x: Tensor, attention: Tensor | StepCall, cross: StepC
     """
     if isinstance(attention, Tensor) and (attention.dtype is not x.dtype or len(attention) != len(x)):
         raise ValueError(
-            f"attention found {tuple(attention.shape)} in {attention.dtype} for a layer's {tuple(x.shape)} in {x.dtype}: "
+            f"attention found {tuple(attention.shape)}, {attention.dtype}, the layer has {tuple(x.shape)}, {x.dtype}: "
             f"take a fresh incremental state where the type of a model changes"
         )
     out = x.new_empty(x.shape)
