@@ -178,7 +178,7 @@ int64_t relpos_step_size(void) { return sizeof(StepTables) + sizeof(StepCall); }
 int relpos_candidates(const CandidatesCall *call)
 {
     int failed = 0;
-    int64_t parts = max_of((call->rows + CACHED_ROWS - 1) / CACHED_ROWS, call->threads);
+    int64_t parts = parts_of_rows(call->rows, call->threads);
 #pragma omp parallel num_threads(call->threads) reduction(+ : failed)
     {
         unsigned mode = flush_subnormals();
@@ -233,7 +233,7 @@ int64_t relpos_linear_size(void) { return sizeof(LinearCall); }
 int relpos_layer(const LayerCall *call)
 {
     int failed = 0;
-    int64_t parts = max_of((call->rows + CACHED_ROWS - 1) / CACHED_ROWS, call->threads);
+    int64_t parts = parts_of_rows(call->rows, call->threads);
 #pragma omp parallel num_threads(call->threads) reduction(+ : failed)
     {
         unsigned mode = flush_subnormals();

@@ -327,6 +327,12 @@ static void linear_rows(const Linear *linear, int64_t first, int64_t last, const
         }
 }
 
+/* In how many parts of at most CACHED_ROWS rows threads take rows: each as many parts as the others. */
+INLINE int64_t parts_of_rows(int64_t rows, int64_t threads)
+{
+    return round_up(max_of((rows + CACHED_ROWS - 1) / CACHED_ROWS, 1), threads);
+}
+
 INLINE int64_t panels_of(const Linear *linear) { return (linear->outputs + NR - 1) / NR; }
 
 /* --------------------------------------------------------------------------------------------------- The layer */
