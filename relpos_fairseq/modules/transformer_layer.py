@@ -21,7 +21,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from relpos_fairseq.modules.cross_attention import CrossAttention
-from relpos_fairseq.modules.layer_rest import LayerRest
+from relpos_fairseq.modules.layer_step import LayerStep
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.nn.self_attention import check_backend
 from relpos_fairseq.placement import Placement, PositionContext
@@ -114,7 +114,7 @@ class _DecoderLayer(TransformerDecoderLayerBase):
         self._make_attention = lambda dim: build_self_attention(cfg, dim, cfg.decoder.attention_heads, placement, layer)
         super().__init__(cfg, no_encoder_attn=no_encoder_attn)
         self.need_attn = False  # the decoder asks the one layer whose probabilities it keeps
-        self.rest: LayerRest | None = None  # of a step of decoding, where the linear layers are packed
+        self.step: LayerStep | None = None  # where the linear layers are packed
 
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
@@ -135,7 +135,7 @@ class _DecoderLayer(TransformerDecoderLayerBase):
 
     def join(self) -> None:
         """Evaluate steps of decoding by the kernel from now on, if it computes what this layer does."""
-        self.rest = LayerRest(self) if LayerRest.serves(self) else None
+        self.step = LayerStep(self) if LayerStep.serves(self) else None
 
     def forward(
         self,
@@ -148,21 +148,12 @@ class _DecoderLayer(TransformerDecoderLayerBase):
         **more: Any,
     ) -> tuple[Tensor, Tensor | None, None]:
         """Run fairseq's decoder layer on x (T, B, E); a step of decoding by the kernel in C, where it serves."""
-        weighs, state, form = need_attn or need_head_weights, incremental_state, None
-        if state is not None and not weighs and self.rest is not None and more.keys() <= STEP:
-            cache = self.self_attn.cache(state)
-            form = self.rest.form_for(x, cache)
-        if state is not None and self.rest is not None and form is not None:
-            cross, has_source = None, encoder_out is not None and self.encoder_attn is not None
-            if has_source:
-                cross = self.encoder_attn.step_call(x, encoder_out, encoder_padding_mask, state)
-            if not has_source or cross is not None:
-                given = more["self_attn_mask"], more.get("self_attn_padding_mask"), cache
-                call = self.self_attn.step_call(x, *given) if form.attends else None
-                if call is not None:
-                    return self.rest(form, x, call[0], cross), None, None
-                query = self.self_attn_layer_norm(x) if self.normalize_before else x
-                return self.rest(form, x, self.self_attn.heads(query, *given)[0], cross), None, None
+        weighs = need_attn or need_head_weights
+        if self.step is not None and incremental_state is not None and not weighs and more.keys() <= STEP:
+            given = more["self_attn_mask"], more.get("self_attn_padding_mask"), encoder_out, encoder_padding_mask
+            stepped = self.step(x, *given, incremental_state)
+            if stepped is not None:
+                return stepped, None, None
         found: tuple[Tensor, Tensor | None, None] = super().forward(
             x,
             encoder_out,

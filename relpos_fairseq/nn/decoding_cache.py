@@ -34,7 +34,7 @@ class DecodingCache:
         places: (B, length) row of the buffers in which each slot of each row lies, or None: the same row.
         is_read_by_rows: whether attention reads keys by their places.
         decided_by: the tables for which that was decided.
-        rest: what the kernel in C needs of what follows in the layer, or None.
+        form: what the kernel in C needs of the layer, or None.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class DecodingCache:
         self.places: Tensor | None = None
         self.is_read_by_rows = False
         self.decided_by: StepTables | None = None
-        self.rest: Any = None
+        self.form: Any = None
         self.position = DecodingTerms()
         self._tables: StepTables | None = None
         # Products of the first `_with_products` keys with the clipped ends of tables.

@@ -7,8 +7,12 @@ fairseq-hydra-train loads the plugin after that, and passes `add_defaults` befor
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
+import queue
+import time
+import weakref
 from typing import Any
 
 import fairseq.distributed.utils as distributed
@@ -18,6 +22,8 @@ from fairseq.modules import LayerDropModuleList
 from fairseq.tasks import TASK_REGISTRY
 
 logger = logging.getLogger(__name__)
+READ_AHEAD = 10  # seconds that an ending process waits for a batch that is being read
+_readers: weakref.WeakSet[Any] = weakref.WeakSet()  # fairseq's threads
 OWNERS = ("fairseq.", f"{__name__.partition('.')[0]}.")
 # Which tasks train which of our models; the others of fairseq train models of their own.
 _LM = ("language_modeling", "multilingual_language_modeling", "segment_language_modeling")
@@ -126,6 +132,25 @@ def _meet(cfg: Any) -> None:
             given.distributed_backend = "gloo"
         if given.distributed_init_method is not None:  # this process is one of them
             given.distributed_no_spawn = True
+
+
+def create_consumer(original, self):
+    """Read batches ahead in a thread that ends before Python does, which aborts the process where torch has it."""
+    if not _readers:
+        atexit.unregister(_end_readers)
+        atexit.register(_end_readers)
+    original(self)
+    _readers.add(self._consumer)
+
+
+def _end_readers() -> None:
+    """Let each thread end after the batch that it reads, for which its queue must have room."""
+    until = time.monotonic() + READ_AHEAD
+    for reader in list(_readers):
+        reader._max_len = 0
+        while reader.is_alive() and time.monotonic() < until:
+            with contextlib.suppress(queue.Empty):
+                reader._queue.get(timeout=0.01)
 
 
 def all_gather_list(original, data, group=None, max_size=16384):

@@ -19,6 +19,7 @@ from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.data.encoders.gpt2_bpe import GPT2BPE
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
+from fairseq.data.iterators import BufferedIterator
 from fairseq.file_io import PathManager
 from fairseq.modules.quantization.scalar import ops as scalar
 from fairseq.sequence_generator import SequenceGenerator
@@ -85,6 +86,7 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (wrapper, "DistributedDataParallel", processes.wrap_on_cpu),
     (wrapper, "DistributedDataParallel", processes.find_dropped_layers),
     (Trainer, "train_step", processes.train_step),
+    (BufferedIterator, "_create_consumer", processes.create_consumer),
     (distributed, "call_main", processes.call_main),
     (distributed, "distributed_main", processes.distributed_main),
     (distributed, "all_gather_list", processes.all_gather_list),

@@ -17,7 +17,7 @@ from helpers.models import batch, small_model
 from relpos_fairseq.attention.native import build, layer
 from relpos_fairseq.attention.native.candidates import candidates
 from relpos_fairseq.attention.native.step import StepCall
-from relpos_fairseq.modules.layer_rest import CHANGES
+from relpos_fairseq.modules.layer_step import CHANGES
 from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.nn.packed import pack, quantize
 from relpos_fairseq.schemes import scheme_names
@@ -91,7 +91,7 @@ def steps(model: nn.Module, beams: int = 2, length: int = 9) -> Tensor:
 
 
 def joined(model: nn.Module) -> list[Any]:
-    return [one.rest for one in model.decoder.layers]
+    return [one.step for one in model.decoder.layers]
 
 
 @pytest.mark.parametrize("values", [{}, {"decoder_normalize_before": True}, {"activation_fn": "gelu"}], ids=str)
@@ -191,7 +191,7 @@ def test_norms_that_are_replaced_outlive_a_sequence():
     pack(model)
     state, encoded = {}, model.encoder(batch(4, 9)[0])
     model.decoder(torch.full((4, 1), 5), encoded, incremental_state=state)
-    held, norm = model.decoder.layers[0].self_attn.cache(state).rest, model.decoder.layers[0].final_layer_norm
+    held, norm = model.decoder.layers[0].self_attn.cache(state).form, model.decoder.layers[0].final_layer_norm
     place = norm.weight.data_ptr()
     norm.weight.data = norm.weight.data.clone()
     assert held.call.final_norm.weight == place
@@ -241,7 +241,7 @@ def test_what_the_kernel_has_not_is_fairseqs(option):
     torch.testing.assert_close(steps(model), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_layer_in_int8_has_a_rest_of_its_own():
+def test_a_layer_in_int8_has_a_step_of_its_own():
     """As its parts one by one; no weights of before."""
     model = small_model(decoder_position_scheme="m4")
     pack(model)
@@ -250,7 +250,7 @@ def test_a_layer_in_int8_has_a_rest_of_its_own():
     assert not any(one is other for one, other in zip(joined(model), before, strict=True))
     found = steps(model)
     for one in model.decoder.layers:
-        one.rest = None
+        one.step = None
     torch.testing.assert_close(found, steps(model), rtol=1e-5, atol=1e-5)
 
 

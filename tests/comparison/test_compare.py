@@ -457,7 +457,8 @@ def test_a_run_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
     def at_work():
         with locked(comparison.folder(other), wait=False):
             started.touch()
-            time.sleep(1.0)
+            while comparison.store.read(own.name(comparison.code)) is None:
+                time.sleep(0.01)
             comparison.store.write(other.name(comparison.code), {"sets": {}})
 
     started = tmp_path / "started"

@@ -109,3 +109,28 @@ def test_the_flag_for_unused_parameters_is_named(said: str) -> None:
     error, match = (ValueError, "--find-unused-parameters") if "unused" in said else (RuntimeError, said)
     with pytest.raises(error, match=match):
         processes.train_step(step, None, [])
+
+
+def test_a_thread_that_reads_ahead_ends_with_the_process(tmp_path: Path) -> None:
+    """While torch makes a batch in it; and one that waits for room in its queue."""
+    script = tmp_path / "read.py"
+    script.write_text(
+        """
+import torch
+import relpos_fairseq
+from fairseq.data.iterators import BufferedIterator
+
+class Busy:
+    def __len__(self): return 10**6
+    def __iter__(self):
+        while True:
+            yield torch.randn(300, 300) @ torch.randn(300, 300)
+
+readers = [BufferedIterator(size, Busy()) for size in (10**5, 1)]
+for _ in range(20):
+    print(*(len(next(reader)) for reader in readers))
+"""
+    )
+    said = cli.command("python", script)  # raises where the status is another than 0
+    assert said.count("300 300") == 20
+    assert "terminate" not in said

@@ -1,4 +1,4 @@
-"""A decoder's layer, for a step of decoding: one call of the kernel in C, with self-attention or what follows it."""
+"""A decoder's layer in a step of decoding: one call of the kernel in C, with self-attention or with what it found."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from relpos_fairseq.attention.native import layer as kernel
-from relpos_fairseq.attention.native.step import StepCall
 from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.nn.packed import for_kernel, is_hooked, is_plain, product_for_kernel
+from relpos_fairseq.placement import PositionContext
 
 CHANGES = ("attn_ln", "c_attn", "ffn_layernorm", "w_resid")  # options of fairseq's layers that the kernel has not
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -41,8 +41,8 @@ class Form(NamedTuple):
         return type(None), ()
 
 
-class LayerRest:
-    """Residual sums, norms, cross-attention and feed-forward of a decoder's layer whose linear layers are packed.
+class LayerStep:
+    """Steps of decoding of a layer whose linear layers are packed.
 
     Args:
         layer: fairseq's, for which `serves` is True.
@@ -73,29 +73,53 @@ class LayerRest:
     def __reduce__(self) -> tuple:  # addresses are not copied
         return type(self), (self.layer,)
 
-    def form_for(self, x: Tensor, cache: DecodingCache) -> Form | None:
-        """Return what the kernel needs of the layer for a step's input (1, B, E), or None: it cannot take that now.
-
-        What it needs is found in a sequence's first step, and stands in the cache for all: other weights or hooks count
-        from the next sequence on, as they would not fit the keys that are there.
-        """
+    def _form_for(self, x: Tensor, cache: DecodingCache) -> Form | None:
+        """Return what the kernel needs of the layer for a step's input (1, B, E), or None: it cannot take that now."""
         layer = self.layer
         drops = layer.dropout_module.apply_during_inference or layer.activation_dropout_module.apply_during_inference
         if len(x) > 1 or layer.training or drops or not is_plain(x):
             return None
-        if cache.rest is None:
-            cache.rest = self._current()
-        return cache.rest
+        if cache.form is None:
+            cache.form = self._current()
+        return cache.form
 
-    def __call__(self, form: Form, x: Tensor, attention: Tensor | StepCall, cross: StepCall | None) -> Tensor:
-        """Return the layer's output (1, B, E).
+    def __call__(
+        self,
+        x: Tensor,
+        context: PositionContext,
+        new_padding: Tensor | None,
+        encoder_out: Tensor | None,
+        encoder_padding: Tensor | None,
+        state: dict,
+    ) -> Tensor | None:
+        """Return the layer's output (1, B, E), or None where the kernel does not evaluate this step.
+
+        What it needs of the layer is found in a sequence's first step, and stands in the cache for all: other weights
+        or hooks count from the next sequence on, as they would not fit the keys that are there.
 
         Args:
-            form: what `form_for` returned.
-            x: (1, B, E) the layer's input.
-            attention: (B, E) what self-attention's heads found, or what `SelfAttention.step_call` returns.
-            cross: what `CrossAttention.step_call` returns; None: there is no source.
+            x: (1, B, E) the layer's input; longer ones are no step.
+            context: the positions.
+            new_padding: (B, 1) or None.
+            encoder_out: (S, B, E) the source, or None.
+            encoder_padding: (B, S) or None.
+            state: the sequence's, as fairseq keeps it.
         """
+        layer, cross = self.layer, None
+        cache = layer.self_attn.cache(state)
+        form = self._form_for(x, cache)
+        if form is None:
+            return None
+        if encoder_out is not None and layer.encoder_attn is not None:
+            cross = layer.encoder_attn.step_call(x, encoder_out, encoder_padding, state)
+            if cross is None:
+                return None
+        call = layer.self_attn.step_call(x, context, new_padding, cache) if form.attends else None
+        if call is not None:
+            attention: Any = call[0]  # `call` holds its tensors
+        else:
+            query = layer.self_attn_layer_norm(x) if layer.normalize_before else x
+            attention = layer.self_attn.heads(query, context, new_padding, cache)[0]
         return kernel.layer(form.call, x.reshape(-1, x.size(-1)).contiguous(), attention, cross).view(x.shape)
 
     def _current(self) -> Form | None:
