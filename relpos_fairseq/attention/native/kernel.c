@@ -186,7 +186,7 @@ int relpos_candidates(const CandidatesCall *call)
         failed = !logits;
 #pragma omp for schedule(static)
         for (int64_t part = 0; part < parts; part++) {
-            int64_t first = call->rows * part / parts, last = call->rows * (part + 1) / parts;
+            int64_t first = first_of_part(call->rows, part, parts), last = first_of_part(call->rows, part + 1, parts);
             if (!failed)
                 candidates_of_rows(call, first, last - first, logits);
         }
@@ -218,9 +218,9 @@ void relpos_linear(const LinearCall *call)
     int64_t by_rows = call->rows >= call->threads * MR, parts = call->threads;
 #pragma omp parallel for num_threads(call->threads) schedule(static)
     for (int64_t part = 0; part < parts; part++) {
-        int64_t blocks = (call->rows + MR - 1) / MR, panels = panels_of(linear);
-        int64_t from = by_rows ? min_of(blocks * part / parts * MR, call->rows) : 0;
-        int64_t to = by_rows ? min_of(blocks * (part + 1) / parts * MR, call->rows) : call->rows;
+        int64_t panels = panels_of(linear);
+        int64_t from = by_rows ? first_of_part(call->rows, part, parts) : 0;
+        int64_t to = by_rows ? first_of_part(call->rows, part + 1, parts) : call->rows;
         int64_t first = by_rows ? 0 : panels * part / parts, last = by_rows ? panels : panels * (part + 1) / parts;
         linear_rows(linear, first, last, call->x + from * call->row_stride, call->row_stride, to - from, NULL,
                     call->out + from * linear->outputs + first * NR, linear->outputs, SUM);
@@ -242,7 +242,7 @@ int relpos_layer(const LayerCall *call)
         LayerBuffers buffers = layer_buffers_in(call, scratch);
 #pragma omp for schedule(static)
         for (int64_t part = 0; part < parts; part++) {
-            int64_t first = call->rows * part / parts, last = call->rows * (part + 1) / parts;
+            int64_t first = first_of_part(call->rows, part, parts), last = first_of_part(call->rows, part + 1, parts);
             if (!failed && last > first)
                 layer_rows(call, &buffers, first, last - first);
         }

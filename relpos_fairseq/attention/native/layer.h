@@ -55,9 +55,9 @@ typedef struct {
 
 /* ------------------------------------------------------------------------------------------------- Linear layers */
 
-#define CACHED_ROWS (20 * MR) /* rows, and inputs of each, that meet all panels of a weight before others do, */
-#define CACHED_INPUTS 512     /* and that go through a layer together: they stay in the second-level cache */
-#define LINE 64               /* bytes that a cache reads at once */
+#define CACHED_ROWS 240 /* rows that go through a layer together, and with as many inputs of each as stay in the */
+#define CACHED_INPUTS (VECTOR_BYTES < 64 ? 256 : 512) /* second-level cache meet all panels of a weight before others */
+#define LINE 64                                       /* bytes that a cache reads at once */
 
 /* What a block reads into the second-level cache beside its work: `step` bytes, from `at` on, at every 4th input. */
 typedef struct {
@@ -68,8 +68,20 @@ typedef struct {
 /* What becomes of a product: its sum with others, or the positive part; the kinds add up. */
 enum { SUM = 0, POSITIVE = 1, WITH_RESIDUAL = 2 };
 
-/* out (rows, NR) = one panel's columns of a linear layer. */
-INLINE void linear_block(int64_t k, int rows, const real *x, int64_t x_row, const real *panel, const real *bias,
+/* sums (rows, NR) += the products of an input of rows with a panel's row. */
+INLINE void add_input(vec (*sums)[2], int rows, const real *x, const real *panel)
+{
+    vec right[2] = {*(const vec *)panel, *(const vec *)(panel + VL)};
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) {
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++)
+            sums[i][v] += x[i] * right[v];
+    }
+}
+
+/* out (rows, NR) = one panel's columns of a linear layer, for some rows of a tile (k, MR). */
+INLINE void linear_block(int64_t k, int rows, const real *x, const real *panel, const real *bias,
                          const real *residual, real *out, int64_t out_row, int kind, Ahead ahead)
 {
     vec sums[MR][2];
@@ -78,19 +90,15 @@ INLINE void linear_block(int64_t k, int rows, const real *x, int64_t x_row, cons
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++)
             sums[i][v] = *(const vec *)(bias + v * VL);
-    for (int64_t p = 0; p < k; p++) {
-        if (p % 4 == 0)
-            for (const char *end = ahead.at + ahead.step; ahead.at < end; ahead.at += LINE)
-                __builtin_prefetch(ahead.at, 0, 2);
-        vec right[2] = {*(const vec *)(panel + p * NR), *(const vec *)(panel + p * NR + VL)};
-#pragma GCC unroll 12
-        for (int i = 0; i < rows; i++) {
-            real left = x[i * x_row + p];
-#pragma GCC unroll 2
-            for (int v = 0; v < 2; v++)
-                sums[i][v] += left * right[v];
-        }
+    for (int64_t fours = k / 4; fours; fours--) {
+        for (const char *end = ahead.at + ahead.step; ahead.at < end; ahead.at += LINE)
+            __builtin_prefetch(ahead.at, 0, 2);
+#pragma GCC unroll 1 /* gcc would mix four inputs, and lack registers */
+        for (int p = 0; p < 4; p++, x += MR, panel += NR)
+            add_input(sums, rows, x, panel);
     }
+    for (int64_t p = 0; p < k % 4; p++, x += MR, panel += NR)
+        add_input(sums, rows, x, panel);
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 2
@@ -103,14 +111,14 @@ INLINE void linear_block(int64_t k, int rows, const real *x, int64_t x_row, cons
         }
 }
 
-typedef void LinearBlock(int64_t k, const real *x, int64_t x_row, const real *panel, const real *bias,
-                         const real *residual, real *out, int64_t out_row, Ahead ahead);
+typedef void LinearBlock(int64_t k, const real *x, const real *panel, const real *bias, const real *residual, real *out,
+                         int64_t out_row, Ahead ahead);
 
-#define LINEAR_BLOCK(name, rows, kind)                                                                               \
-    static NOINLINE void name(int64_t k, const real *restrict x, int64_t x_row, const real *restrict panel,           \
-                              const real *bias, const real *residual, real *out, int64_t out_row, Ahead ahead)       \
-    {                                                                                                                \
-        linear_block(k, rows, x, x_row, panel, bias, residual, out, out_row, kind, ahead);                           \
+#define LINEAR_BLOCK(name, rows, kind)                                                                                \
+    static NOINLINE void name(int64_t k, const real *restrict x, const real *restrict panel, const real *bias,        \
+                              const real *residual, real *out, int64_t out_row, Ahead ahead)                          \
+    {                                                                                                                 \
+        linear_block(k, rows, x, panel, bias, residual, out, out_row, kind, ahead);                                   \
     }
 #define LINEAR_BLOCKS(rows_name, rows)                      \
     LINEAR_BLOCK(rows_name##_sum, rows, SUM)                \
@@ -132,8 +140,25 @@ INLINE LinearBlock *const *blocks_for(int64_t rows, int64_t *count)
     return part == 3 ? whole_block : part == 2 ? larger_part : part == 1 ? smaller_part : one_row;
 }
 
-/* `columns` <= NR of a linear layer, for all rows and k of its inputs; `next` is the panel that will be read next. */
-static void linear_panel(int64_t k, const real *x, int64_t x_row, int64_t rows, const real *panel, const real *bias,
+/* tiles (ceil(rows / MR), k, MR) = x (rows, k), of which a block reads MR rows: apart, they may all lie in one set of
+ * the first-level cache, which has fewer lines. */
+static void pack_tiles(real *restrict tiles, const real *restrict x, int64_t x_row, int64_t rows, int64_t k)
+{
+    for (; rows > 0; rows -= MR, x += MR * x_row, tiles += MR * k)
+        for (int64_t p = 0; p < k; p++) {
+            if (rows >= MR) {
+#pragma GCC unroll 12
+                for (int i = 0; i < MR; i++)
+                    tiles[p * MR + i] = x[i * x_row + p];
+                continue;
+            }
+            for (int64_t i = 0; i < rows; i++)
+                tiles[p * MR + i] = x[i * x_row + p];
+        }
+}
+
+/* `columns` <= NR of a linear layer, for rows in tiles (k, MR); `next` is the panel that will be read next. */
+static void linear_panel(int64_t k, const real *tiles, int64_t rows, const real *panel, const real *bias,
                          const real *residual, real *out, int64_t out_row, int64_t columns, int kind, const char *next)
 {
     int64_t blocks = (rows + MR - 1) / MR, count;
@@ -141,16 +166,17 @@ static void linear_panel(int64_t k, const real *x, int64_t x_row, int64_t rows, 
     for (int64_t i = 0; i < rows; i += count) {
         LinearBlock *const *block = blocks_for(rows - i, &count);
         const real *beside = kind & WITH_RESIDUAL ? residual + i * out_row : NULL;
+        const real *x = tiles + i / MR * MR * k + i % MR;
         real *to = out + i * out_row;
         if (columns == NR) {
-            block[kind](k, x + i * x_row, x_row, panel, bias, beside, to, out_row, ahead);
+            block[kind](k, x, panel, bias, beside, to, out_row, ahead);
             ahead.at += ahead.step * (k / 4);
             continue;
         }
         real tile[MR * 2 * VECTOR_BYTES / sizeof(real)], given[MR * 2 * VECTOR_BYTES / sizeof(real)] = {0};
         for (int64_t r = 0; beside && r < count; r++)
             memcpy(given + r * NR, beside + r * out_row, columns * sizeof(real));
-        block[kind](k, x + i * x_row, x_row, panel, bias, given, tile, NR, ahead);
+        block[kind](k, x, panel, bias, given, tile, NR, ahead);
         for (int64_t r = 0; r < count; r++)
             memcpy(to + r * out_row, tile + r * NR, columns * sizeof(real));
     }
@@ -312,16 +338,19 @@ static void linear_rows(const Linear *linear, int64_t first, int64_t last, const
         return;
     }
 #endif
+    int64_t padded = round_up(min_of(rows, CACHED_ROWS), MR);
+    real tiles[padded * min_of(linear->inputs, CACHED_INPUTS)] __attribute__((aligned(LINE)));
     for (int64_t i = 0; i < rows; i += CACHED_ROWS)
         for (int64_t from = 0; from < linear->inputs; from += CACHED_INPUTS) {
             int64_t to = min_of(from + CACHED_INPUTS, linear->inputs), here = min_of(CACHED_ROWS, rows - i);
             int kind_here = (to < linear->inputs ? 0 : kind & POSITIVE) | (from ? WITH_RESIDUAL : kind & WITH_RESIDUAL);
+            pack_tiles(tiles, x + i * x_row + from, x_row, here, to - from);
             for (int64_t p = first; p < last; p++) {
                 real *of_panel = out + i * out_row + (p - first) * NR;
                 const real *beside = from ? of_panel : residual ? residual + i * out_row + (p - first) * NR : NULL;
-                linear_panel(to - from, x + i * x_row + from, x_row, here,
-                             linear->weight + p * linear->inputs * NR + from * NR, from ? none : linear->bias + p * NR,
-                             beside, of_panel, out_row, min_of(NR, linear->outputs - p * NR), kind_here,
+                linear_panel(to - from, tiles, here, linear->weight + p * linear->inputs * NR + from * NR,
+                             from ? none : linear->bias + p * NR, beside, of_panel, out_row,
+                             min_of(NR, linear->outputs - p * NR), kind_here,
                              (const char *)(linear->weight + (p + 1) * linear->inputs * NR + from * NR));
             }
         }
@@ -331,6 +360,12 @@ static void linear_rows(const Linear *linear, int64_t first, int64_t last, const
 INLINE int64_t parts_of_rows(int64_t rows, int64_t threads)
 {
     return round_up(max_of((rows + CACHED_ROWS - 1) / CACHED_ROWS, 1), threads);
+}
+
+/* The first row of a part; parts are of whole blocks. */
+INLINE int64_t first_of_part(int64_t rows, int64_t part, int64_t parts)
+{
+    return min_of((rows + MR - 1) / MR * part / parts * MR, rows);
 }
 
 INLINE int64_t panels_of(const Linear *linear) { return (linear->outputs + NR - 1) / NR; }
