@@ -217,11 +217,11 @@ def test_threads_take_rows_and_find_the_same(monkeypatch):
     """Each its own sources, padding and queries."""
     model = small_model(decoder_position_scheme="t5")
     pack(model)
-    alone, before = steps(model, beams=3), torch.get_num_threads()
+    alone, before = steps(model, beams=9), torch.get_num_threads()
     monkeypatch.setattr(layer, "WORK_OF_A_THREAD", 1)
     try:
         torch.set_num_threads(5)
-        together = steps(model, beams=3)
+        together = steps(model, beams=9)
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-6)
