@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import Phase
 from hypothesis import settings as hypothesis_settings
+
+from helpers import FULL
 
 if TYPE_CHECKING:
     from helpers.commands import Corpus
@@ -100,10 +103,19 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef, request: pytest.FixtureR
     _draw_anew()
 
 
+def _let_integers_overflow() -> None:
+    """Triton's interpreter looks for overflows in 64 bits, which takes two fifths of its time; each night it does."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if interpreter is not None and not FULL:
+        builder = interpreter.interpreter_builder
+        builder.options = replace(builder.options, sanitize_overflow=False)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """The test itself, after its fixtures."""
     _draw_anew()
+    _let_integers_overflow()
 
 
 @pytest.fixture(autouse=True)
@@ -162,11 +174,19 @@ def opener_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def timed_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a benchmark times in processes of their own is timed in this one but with RELPOS_ONNX=full."""
-    from helpers import FULL
     from relpos_fairseq.benchmarks import sampling, serving
 
     for module in () if FULL else (sampling, serving):
         monkeypatch.setattr(module, "run_apart", lambda function, *given: function(*given))
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn and not rendered, which takes most of their time, but with RELPOS_ONNX=full."""
+    from relpos_fairseq.plots import axes
+
+    if not FULL:
+        monkeypatch.setattr(axes, "save_figure", lambda figure, path: path.touch())
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ TRANSLATION = [
 
 
 @pytest.mark.parametrize("sides", SIDES, ids="+".join)
+@pytest.mark.usefixtures("unrendered")
 def test_translation(corpus: cli.Corpus, whole: Path, tmp_path: Path, sides: tuple[str, ...]) -> None:
     """Fine-tuned with flags and evaluated by overrides are one model, which every command loads without a flag."""
     flags, overrides = keeping(sides)

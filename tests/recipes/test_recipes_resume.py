@@ -195,12 +195,15 @@ def resumed() -> set[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_killed_recipe_resumes_to_the_same_checkpoint(data, resumed, tmp_path, name):
     """What a kill would leave is copied while the recipe trains; the copy goes on from there."""
+    kind = kind_of(name)
+    if kind in resumed and not FULL:
+        pytest.skip("a recipe of its kind was trained and resumed; RELPOS_ONNX=full trains this one too")
     overrides, whole, parts = shrunken(name, data), tmp_path / "whole", tmp_path / "parts"
     kill_at = random.Random(name).randrange(3, UPDATES)
     copy = partial(shutil.copytree, whole, parts)
     assert in_fork(name, [*overrides, f"checkpoint.save_dir={whole}"], kill_at, copy) == 0
     assert parts.exists()
-    again, kind = [], kind_of(name)
+    again = []
     if kind not in resumed:
         resumed.add(kind)
         assert in_fork(name, [*overrides, f"checkpoint.save_dir={parts}"]) == 0

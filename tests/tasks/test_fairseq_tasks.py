@@ -94,6 +94,7 @@ def test_a_task_trains_saves_and_resumes(name, data, tmp_path):
         assert len(cli.hypotheses(said)) == cli.VALID_SENTENCES
 
 
+@pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("name", TASKS)
 def test_relpos_commands_run_the_checkpoint(name, data, tmp_path, capsys):
     """The command of its task, and plot; another command names the right one, in one line."""
