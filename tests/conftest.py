@@ -10,7 +10,9 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,8 +24,11 @@ import pytest
 import torch
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hypothesis import Phase
 from hypothesis import settings as hypothesis_settings
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from helpers import FULL
 
@@ -111,11 +116,38 @@ def _let_integers_overflow() -> None:
         builder.options = replace(builder.options, sanitize_overflow=False)
 
 
+def _compose_by_differences() -> None:
+    """Of a command line that differs from an earlier one in values alone, hydra sets these alone."""
+    utils = sys.modules.get("fairseq.dataclass.utils")
+    if utils is None or hasattr(utils.compose, "before"):
+        return
+    whole, before = utils.compose, deque(maxlen=16)
+
+    def compose(name: str, overrides: list[str], **more: bool) -> DictConfig:
+        given = dict(one.partition("=")[::2] for one in overrides)
+        for known, composed in before:
+            changed = [one for one in given if known.get(one) != given[one]]
+            if known.keys() != given.keys() or not all("." in one for one in changed):
+                continue
+            with suppress(OmegaConfBaseException, HydraException):  # which the whole is to raise
+                found = copy.deepcopy(composed)
+                for one in changed:
+                    OmegaConf.update(found, one, _READER.parse_override(f"{one}={given[one]}").value())
+                return found
+        found = whole(name, overrides=overrides, **more)
+        before.appendleft((given, copy.deepcopy(found)))
+        return found
+
+    compose.before = before
+    utils.compose = compose
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """The test itself, after its fixtures."""
     _draw_anew()
     _let_integers_overflow()
+    _compose_by_differences()
 
 
 @pytest.fixture(autouse=True)
