@@ -338,6 +338,8 @@ static void linear_rows(const Linear *linear, int64_t first, int64_t last, const
         return;
     }
 #endif
+    if (rows < 1)
+        return;
     int64_t padded = round_up(min_of(rows, CACHED_ROWS), MR);
     real tiles[padded * min_of(linear->inputs, CACHED_INPUTS)] __attribute__((aligned(LINE)));
     for (int64_t i = 0; i < rows; i += CACHED_ROWS)
