@@ -1,4 +1,4 @@
-"""Linear layers by the kernel in C, and a decoder layer's rest, are those of torch and of fairseq."""
+"""Linear layers by the kernel in C, and a decoder layer's step, are those of torch and of fairseq."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from helpers import commands as cli
 from helpers.models import batch, small_model
 from relpos_fairseq.attention.native import build, layer
 from relpos_fairseq.attention.native.candidates import candidates
@@ -340,3 +341,34 @@ def test_no_number_stays_none():
     with torch.no_grad():
         model.decoder.layers[0].fc1.bias[0] = math.nan
     assert bool(steps(model).isnan().all())
+
+
+SMALL_STACK = """
+import threading, torch
+from relpos_fairseq.attention.native import layer
+
+threading.stack_size(256 * 1024)
+found = []
+
+def multiply(packed, x, weight):
+    expected = x @ weight.T
+    found.append(float((layer.linear(x, packed) - expected).abs().max() / expected.abs().max()))
+
+weight, wide = torch.randn(40, 2048), torch.ones(40, 16384)
+calls = [(layer.pack(weight, None), torch.randn(500, 2048), weight)]
+if layer.packs_integers(weight):
+    calls.append((layer.pack_integers(wide.char(), torch.ones(40), None), torch.ones(60, 16384), wide))
+for call in calls:
+    thread = threading.Thread(target=multiply, args=call)
+    thread.start()
+    thread.join()
+print(len(found), max(found) < 1e-2)
+"""
+
+
+def test_a_thread_may_have_a_small_stack(tmp_path):
+    """As musl gives one, or OMP_STACKSIZE: what rows are packed in lies elsewhere."""
+    script = tmp_path / "multiply.py"
+    script.write_text(SMALL_STACK)
+    expected = 2 if layer.packs_integers(torch.zeros(1, 1)) else 1
+    assert cli.command("python", script).split()[-2:] == [str(expected), "True"]

@@ -112,18 +112,20 @@ static void end_row(const CandidatesCall *call, int64_t row, const RowRead *read
         log_probs[j] = (real)((log_probs[j] - read->top) / call->temperature - sum);
 }
 
-/* The candidates of CACHED_ROWS rows at most.  `logits` has room for CHUNK of each. */
-static void candidates_of_rows(const CandidatesCall *call, int64_t first, int64_t rows, real *logits)
+/* The candidates of CACHED_ROWS rows at most.  `space` has room for PACKED numbers, and for CHUNK logits of each. */
+static void candidates_of_rows(const CandidatesCall *call, int64_t first, int64_t rows, real *space)
 {
     const Linear *linear = &call->linear;
     const real *x = call->x + first * call->row_stride;
+    real *logits = space + PACKED;
     RowRead read[CACHED_ROWS];
     for (int64_t i = 0; i < rows; i++)
         read[i] = (RowRead){0, -(real)INFINITY, 0};
     for (int64_t from = 0; from < call->vocabulary; from += CHUNK) {
         int64_t to = min_of(from + CHUNK, call->vocabulary);
         if (call->is_formed)
-            linear_rows(linear, from / NR, (to + NR - 1) / NR, x, call->row_stride, rows, NULL, logits, CHUNK, SUM);
+            linear_rows(linear, from / NR, (to + NR - 1) / NR, x, call->row_stride, rows, NULL, logits, CHUNK, SUM,
+                        space);
         for (int64_t i = 0; i < rows; i++)
             read_chunk(call, first + i, read + i,
                        call->is_formed ? logits + i * CHUNK : x + i * call->row_stride + from, from, to);

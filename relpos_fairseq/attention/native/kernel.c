@@ -182,13 +182,13 @@ int relpos_candidates(const CandidatesCall *call)
 #pragma omp parallel num_threads(call->threads) reduction(+ : failed)
     {
         unsigned mode = flush_subnormals();
-        real *logits = (real *)borrow_buffer(CACHED_ROWS * CHUNK * sizeof(real));
-        failed = !logits;
+        real *space = (real *)borrow_buffer((PACKED + CACHED_ROWS * CHUNK) * sizeof(real));
+        failed = !space;
 #pragma omp for schedule(static)
         for (int64_t part = 0; part < parts; part++) {
             int64_t first = first_of_part(call->rows, part, parts), last = first_of_part(call->rows, part + 1, parts);
             if (!failed)
-                candidates_of_rows(call, first, last - first, logits);
+                candidates_of_rows(call, first, last - first, space);
         }
         return_buffer();
         restore_mode(mode);
@@ -211,20 +211,29 @@ int64_t relpos_most_integers(void)
 #endif
 }
 
-/* Evaluate a linear layer (layer.h): write `out`.  Threads take rows, or panels where there are few rows. */
-void relpos_linear(const LinearCall *call)
+/* Evaluate a linear layer (layer.h): write `out`.  Threads take rows, or panels where there are few rows.  Return 0, or
+ * 1 if memory is lacking. */
+int relpos_linear(const LinearCall *call)
 {
     const Linear *linear = &call->linear;
-    int64_t by_rows = call->rows >= call->threads * MR, parts = call->threads;
-#pragma omp parallel for num_threads(call->threads) schedule(static)
-    for (int64_t part = 0; part < parts; part++) {
-        int64_t panels = panels_of(linear);
-        int64_t from = by_rows ? first_of_part(call->rows, part, parts) : 0;
-        int64_t to = by_rows ? first_of_part(call->rows, part + 1, parts) : call->rows;
-        int64_t first = by_rows ? 0 : panels * part / parts, last = by_rows ? panels : panels * (part + 1) / parts;
-        linear_rows(linear, first, last, call->x + from * call->row_stride, call->row_stride, to - from, NULL,
-                    call->out + from * linear->outputs + first * NR, linear->outputs, SUM);
+    int64_t by_rows = call->rows >= call->threads * MR, parts = call->threads, panels = panels_of(linear);
+    int failed = 0;
+#pragma omp parallel num_threads(call->threads) reduction(+ : failed)
+    {
+        real *packed = (real *)borrow_buffer(PACKED * sizeof(real));
+        failed = !packed;
+#pragma omp for schedule(static)
+        for (int64_t part = 0; part < parts; part++) {
+            int64_t from = by_rows ? first_of_part(call->rows, part, parts) : 0;
+            int64_t to = by_rows ? first_of_part(call->rows, part + 1, parts) : call->rows;
+            int64_t first = by_rows ? 0 : panels * part / parts, last = by_rows ? panels : panels * (part + 1) / parts;
+            if (!failed)
+                linear_rows(linear, first, last, call->x + from * call->row_stride, call->row_stride, to - from, NULL,
+                            call->out + from * linear->outputs + first * NR, linear->outputs, SUM, packed);
+        }
+        return_buffer();
     }
+    return failed > 0;
 }
 
 int64_t relpos_linear_size(void) { return sizeof(LinearCall); }

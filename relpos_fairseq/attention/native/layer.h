@@ -209,8 +209,8 @@ typedef __m256i bytes;
 #endif
 
 #ifdef LEVELS
-#define MOST_INPUTS 16384   /* whose sums fit 32 bits, and whose quantized rows a stack */
-#define QUANTIZED_ROWS 24   /* a multiple of INTEGER_ROWS */
+#define MOST_INPUTS 16384 /* whose sums fit 32 bits */
+#define QUANTIZED_ROWS 24 /* a multiple of INTEGER_ROWS */
 
 typedef bytes unaligned __attribute__((aligned(4), may_alias));
 typedef int32_t whole __attribute__((vector_size(VECTOR_BYTES)));
@@ -295,10 +295,9 @@ static NOINLINE void integer_panel(int64_t quads, int rows, const uint8_t *x, in
 
 /* As linear_rows, of a layer in integers. */
 static void integer_rows(const Linear *linear, int64_t first, int64_t last, const real *x, int64_t x_row, int64_t rows,
-                         const real *residual, real *out, int64_t out_row, int kind)
+                         const real *residual, real *out, int64_t out_row, int kind, uint8_t *quantized)
 {
     int64_t k = round_up(linear->inputs, 4);
-    uint8_t quantized[QUANTIZED_ROWS * k];
     real scales[QUANTIZED_ROWS], zeros[QUANTIZED_ROWS];
     for (int64_t i = 0; i < rows; i += QUANTIZED_ROWS) {
         int64_t here = min_of(QUANTIZED_ROWS, rows - i);
@@ -326,31 +325,35 @@ static void integer_rows(const Linear *linear, int64_t first, int64_t last, cons
 }
 #endif
 
+/* Numbers in which linear_rows packs rows: more than a thread's stack may hold. */
+#ifdef LEVELS
+#define PACKED max_of(CACHED_ROWS * CACHED_INPUTS, QUANTIZED_ROWS * MOST_INPUTS / (int64_t)sizeof(real))
+#else
+#define PACKED (CACHED_ROWS * CACHED_INPUTS)
+#endif
+
 /* out (rows, columns of these panels) = what `kind` says of x (rows, inputs), for the panels first .. last.  Rows and
- * inputs are taken as many at a time as stay in a cache: what came of the inputs before is a residual. */
+ * inputs are taken as many at a time as stay in a cache: what came of the inputs before is a residual.  `packed` has
+ * room for PACKED numbers. */
 static void linear_rows(const Linear *linear, int64_t first, int64_t last, const real *x, int64_t x_row, int64_t rows,
-                        const real *residual, real *out, int64_t out_row, int kind)
+                        const real *residual, real *out, int64_t out_row, int kind, real *packed)
 {
     static const real none[2 * VECTOR_BYTES / sizeof(real)];
 #ifdef LEVELS
     if (linear->integers) {
-        integer_rows(linear, first, last, x, x_row, rows, residual, out, out_row, kind);
+        integer_rows(linear, first, last, x, x_row, rows, residual, out, out_row, kind, (uint8_t *)packed);
         return;
     }
 #endif
-    if (rows < 1)
-        return;
-    int64_t padded = round_up(min_of(rows, CACHED_ROWS), MR);
-    real tiles[padded * min_of(linear->inputs, CACHED_INPUTS)] __attribute__((aligned(LINE)));
     for (int64_t i = 0; i < rows; i += CACHED_ROWS)
         for (int64_t from = 0; from < linear->inputs; from += CACHED_INPUTS) {
             int64_t to = min_of(from + CACHED_INPUTS, linear->inputs), here = min_of(CACHED_ROWS, rows - i);
             int kind_here = (to < linear->inputs ? 0 : kind & POSITIVE) | (from ? WITH_RESIDUAL : kind & WITH_RESIDUAL);
-            pack_tiles(tiles, x + i * x_row + from, x_row, here, to - from);
+            pack_tiles(packed, x + i * x_row + from, x_row, here, to - from);
             for (int64_t p = first; p < last; p++) {
                 real *of_panel = out + i * out_row + (p - first) * NR;
                 const real *beside = from ? of_panel : residual ? residual + i * out_row + (p - first) * NR : NULL;
-                linear_panel(to - from, tiles, here, linear->weight + p * linear->inputs * NR + from * NR,
+                linear_panel(to - from, packed, here, linear->weight + p * linear->inputs * NR + from * NR,
                              from ? none : linear->bias + p * NR, beside, of_panel, out_row,
                              min_of(NR, linear->outputs - p * NR), kind_here,
                              (const char *)(linear->weight + (p + 1) * linear->inputs * NR + from * NR));
@@ -393,6 +396,7 @@ static void normalize_rows(const Norm *norm, const real *x, real *out, int64_t r
 
 /* A thread's buffers, in one piece of memory. */
 typedef struct {
+    real *packed;      /* (PACKED,) */
     real *x, *y, *z;   /* (CACHED_ROWS, E) */
     real *hidden;      /* (CACHED_ROWS, inner), or queries, keys and values */
     real *of_step;     /* what a step of attention needs */
@@ -415,22 +419,30 @@ INLINE int64_t hidden_size(const LayerCall *call)
 
 INLINE int64_t layer_buffers_size(const LayerCall *call)
 {
-    return CACHED_ROWS * 3 * call->attention_out.outputs + hidden_size(call) +
+    return PACKED + CACHED_ROWS * 3 * call->attention_out.outputs + hidden_size(call) +
            max_of(rows_of_step_size(call->attention), rows_of_step_size(call->cross));
 }
 
 INLINE LayerBuffers layer_buffers_in(const LayerCall *call, real *memory)
 {
     int64_t size = CACHED_ROWS * call->attention_out.outputs;
-    real *hidden = memory + 3 * size;
-    return (LayerBuffers){memory, memory + size, memory + 2 * size, hidden, hidden + hidden_size(call)};
+    real *x = memory + PACKED, *hidden = x + 3 * size;
+    return (LayerBuffers){memory, x, x + size, x + 2 * size, hidden, hidden + hidden_size(call)};
+}
+
+/* to (rows, outputs) = what `kind` says of x (rows, inputs), contiguous. */
+static void project(const Linear *linear, const real *x, int64_t rows, const real *residual, real *to, int kind,
+                    const LayerBuffers *buffers)
+{
+    linear_rows(linear, 0, panels_of(linear), x, linear->inputs, rows, residual, to, linear->outputs, kind,
+                buffers->packed);
 }
 
 /* One branch: to = x + given W^T, and where norms come after, the norm of that. */
-static void end_branch(const LayerCall *call, const Linear *linear, const Norm *norm, const real *given, const real *x,
-                       real *to, int64_t rows)
+static void end_branch(const LayerCall *call, const LayerBuffers *buffers, const Linear *linear, const Norm *norm,
+                       const real *given, const real *x, real *to, int64_t rows)
 {
-    linear_rows(linear, 0, panels_of(linear), given, linear->inputs, rows, x, to, linear->outputs, WITH_RESIDUAL);
+    project(linear, given, rows, x, to, WITH_RESIDUAL, buffers);
     if (!call->normalize_before)
         normalize_rows(norm, to, to, rows, linear->outputs);
 }
@@ -490,7 +502,7 @@ static const real *attended_rows(const LayerCall *call, const LayerBuffers *buff
     int64_t width = step->heads * step->tables->dim, row = linear->outputs;
     real *queries = buffers->hidden;
     const real *given = begin_branch(call, &call->attention_norm, x, space, rows);
-    linear_rows(linear, 0, panels_of(linear), given, linear->inputs, rows, NULL, queries, row, SUM);
+    project(linear, given, rows, NULL, queries, SUM, buffers);
     keep_last(step, &step->k, queries + width, row, first, rows);
     keep_last(step, &step->v, queries + 2 * width, row, first, rows);
     heads_of_rows(step, buffers->of_step, queries, row, space, first, rows);
@@ -503,19 +515,18 @@ static void layer_rows(const LayerCall *call, const LayerBuffers *buffers, int64
     const real *residual = call->residual + first * channels;
     real *x = buffers->x, *y = buffers->y, *z = buffers->z;
     const real *attended = attended_rows(call, buffers, residual, y, first, rows);
-    end_branch(call, &call->attention_out, &call->attention_norm, attended, residual, x, rows);
+    end_branch(call, buffers, &call->attention_out, &call->attention_norm, attended, residual, x, rows);
     if (call->cross) {
         const real *given = begin_branch(call, &call->cross_norm, x, y, rows);
-        linear_rows(&call->query, 0, panels_of(&call->query), given, channels, rows, NULL, z, call->query.outputs, SUM);
+        project(&call->query, given, rows, NULL, z, SUM, buffers);
         heads_of_rows(call->cross, buffers->of_step, z, call->query.outputs, y, first, rows);
-        end_branch(call, &call->cross_out, &call->cross_norm, y, x, z, rows);
+        end_branch(call, buffers, &call->cross_out, &call->cross_norm, y, x, z, rows);
         real *old = x;
         x = z, z = old;
     }
     const real *given = begin_branch(call, &call->final_norm, x, y, rows);
-    linear_rows(&call->inner, 0, panels_of(&call->inner), given, channels, rows, NULL, buffers->hidden,
-                call->inner.outputs, POSITIVE);
-    end_branch(call, &call->outer, &call->final_norm, buffers->hidden, x, call->out + first * channels, rows);
+    project(&call->inner, given, rows, NULL, buffers->hidden, POSITIVE, buffers);
+    end_branch(call, buffers, &call->outer, &call->final_norm, buffers->hidden, x, call->out + first * channels, rows);
 }
 
 #endif

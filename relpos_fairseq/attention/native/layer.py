@@ -150,6 +150,7 @@ def linear(x: Tensor, packed: Packed) -> Tensor:
 
     Raises:
         ValueError: x has another number of inputs.
+        MemoryError: there is none to pack rows in.
     """
     if x.size(-1) != packed.inputs:
         raise ValueError(f"a linear layer of {packed.inputs} inputs was given {x.size(-1)}")
@@ -166,7 +167,8 @@ def linear(x: Tensor, packed: Packed) -> Tensor:
         x=rows.data_ptr(),
         out=out.data_ptr(),
     )
-    build.entry(x.dtype, "relpos_linear", None, LinearCall, ctypes.sizeof(LinearCall))(call)
+    if build.entry(x.dtype, "relpos_linear", ctypes.c_int, LinearCall, ctypes.sizeof(LinearCall))(call):
+        raise MemoryError(f"a linear layer has no memory to pack {count} rows of {inputs} inputs in")
     return out.view(*x.shape[:-1], outputs)
 
 
