@@ -71,6 +71,15 @@ def test_candidates_of_a_projection(given, first, best):
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("x", [torch.zeros(3, 29), torch.zeros(3, 30, dtype=torch.float64)], ids=["inputs", "type"])
+def test_what_is_not_a_layers_is_refused(x):
+    """The kernel has an address alone: it would read past the end, or numbers of another type."""
+    packed = layer.pack(torch.randn(50, 30), None)
+    for call in (lambda: layer.linear(x, packed), lambda: candidates(x, 1, 2, 1.0, packed)):
+        with pytest.raises(ValueError, match="of 30 inputs in torch.float32 was given"):
+            call()
+
+
 def steps(model: nn.Module, beams: int = 2, length: int = 9) -> Tensor:
     """Scores of a decoder's steps, whose rows a search selects; later steps have fewer rows."""
     source, _ = batch(4, 9)

@@ -46,14 +46,14 @@ def candidates(
         projection: whose outputs are the logits, none of which is kept; None: `x` is the logits.
 
     Raises:
-        ValueError: the vocabulary has fewer units, or none of the others is asked for.
+        ValueError: the vocabulary has fewer units, none of the others is asked for, or x is not the projection's.
         MemoryError: there is none for some rows' logits.
     """
     rows, vocabulary = len(x), x.size(1) if projection is None else projection.outputs
     if first < 0 or best < 1 or first + best > vocabulary:
         raise ValueError(f"{first} first and {best} best candidates of a vocabulary of {vocabulary} units")
-    if projection is not None and x.size(1) != projection.inputs:
-        raise ValueError(f"a projection of {projection.inputs} inputs was given {x.size(1)}")
+    if projection is not None:
+        projection.check(x)
     log_probs = x.new_empty(rows, first + best)
     units = torch.empty(rows, first + best, dtype=torch.long)
     call = CandidatesCall(

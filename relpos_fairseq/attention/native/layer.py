@@ -86,6 +86,13 @@ class Packed:
         addresses = {name: part.data_ptr() for name, part in places.items() if part is not None}
         object.__setattr__(self, "arg", LinearArg(inputs=self.inputs, outputs=self.outputs, **addresses))
 
+    def check(self, x: Tensor) -> None:
+        """Raise a ValueError for x (..., in) of another number of inputs, or of another type."""
+        if x.size(-1) != self.inputs or x.dtype is not self.bias.dtype:
+            raise ValueError(
+                f"a linear layer of {self.inputs} inputs in {self.bias.dtype} was given {x.size(-1)} in {x.dtype}"
+            )
+
     @property
     def integers(self) -> tuple[Tensor, Tensor]:
         """(out, in) in int8 and (out,) the scales, of a weight in int8."""
@@ -149,11 +156,10 @@ def linear(x: Tensor, packed: Packed) -> Tensor:
     """Return a linear layer's output (..., out) for x (..., in) of the packed weight's type.
 
     Raises:
-        ValueError: x has another number of inputs.
+        ValueError: x has another number of inputs, or another type.
         MemoryError: there is none to pack rows in.
     """
-    if x.size(-1) != packed.inputs:
-        raise ValueError(f"a linear layer of {packed.inputs} inputs was given {x.size(-1)}")
+    packed.check(x)
     rows = x.reshape(-1, x.size(-1))
     if rows.stride(1) != 1:
         rows = rows.contiguous()
