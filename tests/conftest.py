@@ -5,23 +5,27 @@ from __future__ import annotations
 import atexit
 import copy
 import gc
+import inspect
 import logging
 import os
 import shutil
 import sys
 import tempfile
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from hydra._internal import utils as hydra_utils
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -71,6 +75,8 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 # after which no child may train.  On Python 3.13 an export to ONNX leaves one behind: be before it.
 torch.ones(1, requires_grad=True).sum().backward()
 gc.disable()  # until all tests are collected: they stay, and a collection walks through all of them
+# A command makes ten thousands of objects that are gone at its end, each in no cycle.
+gc.set_threshold(10_000, 10, 10)
 # Half of what fairseq takes to make a config of a command line is hydra's, which reads each of some
 # 300 values by a grammar, and copies a store that hands out copies anyway.  Commands in processes
 # of their own have hydra as it is.
@@ -78,6 +84,18 @@ _read = cache(OverridesParser.parse_rule)
 OverridesParser.parse_rule = lambda self, text, rule: copy.copy(_read(_READER, text, rule))
 ConfigStore.__deepcopy__ = lambda self, memo: self
 _READER = OverridesParser.create()
+
+
+def _frames() -> list[inspect.FrameInfo]:
+    """Of `inspect.stack` what hydra asks for: it finds each frame's source besides, among all modules."""
+    walked = traceback.walk_stack(inspect.currentframe().f_back)
+    return [
+        inspect.FrameInfo(frame, frame.f_code.co_filename, line, frame.f_code.co_name, None, None)
+        for frame, line in walked
+    ]
+
+
+hydra_utils.inspect = SimpleNamespace(**vars(inspect) | {"stack": _frames})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -93,13 +111,22 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _kept_by_files_before() -> None:
+    """What the tests of earlier files left are modules and their tables, a second's walk in the end: they stay."""
+    gc.collect()
+    gc.freeze()
+
+
 def _draw_anew() -> None:
     """What a test or a fixture draws hangs on nothing that ran before it in this process.
 
     `random` stays as it is: fairseq draws ports by it, which tests side by side must not share.
     """
     np.random.seed(1)
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)  # torch.manual_seed looks for devices, a millisecond each time
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(1)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -160,13 +187,15 @@ def _logs_of_its_own() -> Iterator[None]:
     root, preprocess = logging.getLogger(), logging.getLogger("fairseq_cli.preprocess")
     level, handlers = root.level, list(root.handlers)
     yield
-    root.setLevel(level)
+    if root.level != level:  # which has every logger of all libraries ask anew
+        root.setLevel(level)
     for logger, kept in ((root, handlers), (preprocess, [])):
         for handler in set(logger.handlers).difference(kept):
             logger.removeHandler(handler)
             handler.close()
-    for name in ("fairseq", "relpos_fairseq"):
-        logging.getLogger(name).setLevel(logging.NOTSET)
+    for logger in map(logging.getLogger, ("fairseq", "relpos_fairseq")):
+        if logger.level:
+            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
