@@ -74,6 +74,8 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 # The first backward pass of a process starts autograd's threads for what devices there are by then,
 # after which no child may train.  On Python 3.13 an export to ONNX leaves one behind: be before it.
 torch.ones(1, requires_grad=True).sum().backward()
+# A loader that is collected together with its queues cannot tell its workers to end: torch kills each after this time.
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2  # seconds, of 5
 gc.disable()  # until all tests are collected: they stay, and a collection walks through all of them
 # A command makes ten thousands of objects that are gone at its end, each in no cycle.
 gc.set_threshold(10_000, 10, 10)
