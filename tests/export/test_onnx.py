@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from cases import randomize
-from helpers import roberta
+from helpers import FULL, roberta
 from helpers.commands import relpos
 from helpers.lm_models import RELATIVE, lm_config
 from helpers.models import small_config, small_model, small_task
@@ -95,14 +94,16 @@ BRIEFLY = {
 OPTIONS = [
     ("roberta", "m4/none", {"segment_encoding": "input", "num_segments": "3"}),
     ("xl", "none", {"window_positions": "first"}),
-    ("xl", "none", {"window_positions": "every"}),
     ("translation", "learned+rope/learned", {"encoder_skips_end": True}),
     ("lm", "m4/none/t5", {"position_random_range": "64"}),  # which training alone draws from
-    ("lm", "rope+shaw+m1/none/pope", {}),  # layers that keep different things of a token, and other shapes
 ]
+OPTIONS += [
+    ("xl", "none", {"window_positions": "every"}),
+    ("lm", "rope+shaw+m1/none/pope", {}),  # layers that keep different things of a token, and other shapes
+] * FULL
 
 
-def graphs(full: bool = os.environ.get("RELPOS_ONNX") == "full") -> Iterator[tuple[str, str, dict]]:
+def graphs(full: bool = FULL) -> Iterator[tuple[str, str, dict]]:
     """Kind, scheme and options of every model whose graphs are run."""
     yield from OPTIONS
     for kind, taken in TAKEN.items():

@@ -23,7 +23,7 @@ from relpos_fairseq.text import load_tokenizer
 from relpos_fairseq.text.transformers_files import transformers_files
 
 OLDEST, _, NEWEST = RELEASES = ("4.44.2", "4.46.3", "5.24.0")  # 4.46 copies no code of a folder
-READING, IDS, WRITING = (RELEASES,) * 3 if FULL else ((OLDEST,), (NEWEST,), (NEWEST,))  # releases of each test
+READING, IDS, WRITING = (RELEASES,) * 3 if FULL else ((OLDEST,), (NEWEST,), ())  # releases of each test
 SCRIPT = Path(__file__).with_name("use_in_transformers.py")
 ENVIRONMENTS = "RELPOS_TRANSFORMERS_ENVIRONMENTS"  # where they are kept between runs
 TASK = {
@@ -201,6 +201,7 @@ print([main(words) for words in json.loads(sys.argv[1])])
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="opens folders in processes of the newest release: RELPOS_ONNX=full")
 def test_a_release_without_relative_positions_publishes_none(interpreter, tmp_path):
     """Its closing check refuses the folder, and names the export that it reads; fp16 is loaded as fp32."""
     for name, scheme, more in (("m4", "m4", {"position_clip_distance": "0"}), ("half", "learned", {})):

@@ -10,7 +10,6 @@ import os
 import random
 import re
 import socket
-import subprocess
 import sys
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 from unittest import mock
 
-from helpers import FULL, ROOT, USER_DIR
+from helpers import FULL, ROOT, USER_DIR, warm
 
 CONFIGS = ROOT / "examples" / "translation" / "config"
 TEST_SENTENCES, VALID_SENTENCES = 37, 29  # no multiples of 8, fairseq's batch size multiple
@@ -145,10 +144,11 @@ def child_environment() -> dict[str, str]:
 
 
 def command(*arguments: str | Path, fails: bool = False, cwd: Path = ROOT, stdin: str = "", **environment: str) -> str:
-    """Run a real command of this Python's environment, and return its output.
+    """Run a command of this Python's environment in a process of its own, and return its output.
 
     Args:
-        arguments: program (`fairseq-train`, `python`, `torchrun`) and arguments.
+        arguments: program (`fairseq-train`, `python`, `torchrun`) and arguments; torchrun is begun anew, the others
+            as `warm.run` does.
         fails: whether it must end with a status other than 0.
         cwd: working directory.
         stdin: what it reads.
@@ -159,16 +159,8 @@ def command(*arguments: str | Path, fails: bool = False, cwd: Path = ROOT, stdin
     """
     program, *rest = map(str, arguments)
     path = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
-    done = subprocess.run(
-        [path, *rest],
-        cwd=cwd,
-        input=stdin,
-        env=child_environment() | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        timeout=300,
-    )
+    how = {"cwd": cwd, "env": child_environment() | environment, "input": stdin}
+    done = warm.run([path, *rest], **how, joined=True, anew=program == "torchrun")
     if (done.returncode != 0) != fails:
         died = "\n".join(line for line in done.stdout.splitlines() if DEATH.search(line))
         said = f"{done.stdout[-4000:]}\n{died}"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from helpers import ROOT
+from helpers import ROOT, warm
 from relpos_fairseq.io import packages
 from relpos_fairseq.io.command import run_command
 
@@ -20,6 +19,8 @@ class Hidden:
         if name.partition(".")[0] == sys.argv[1]:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Hidden())
+for name in [name for name in sys.modules if name.partition(".")[0] == sys.argv[1]]:
+    del sys.modules[name]
 from relpos_fairseq.cli.main import main
 sys.exit(main(sys.argv[2:]))
 """
@@ -52,7 +53,7 @@ def test_a_command_names_what_installs_it(module: str, folder: Path) -> None:
     command, extra = COMMANDS[module]
     run = [sys.executable, "-c", HIDING, module, *command.split()]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = warm.run(run, cwd=folder, env=environment)
     installs = f"'relpos_fairseq[{extra}]'" if extra else packages.INSTALLS.get(module, module)
     last = done.stderr.strip().splitlines()[-1]
     assert (done.returncode, last) == (

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 import relpos_fairseq
+from helpers import ROOT, USER_DIR, warm
 
-ROOT = Path(relpos_fairseq.__file__).parent.parent
-USER_DIR = ROOT / "relpos_fairseq"
 PURE = ("attention", "schemes", "text", "io", "preparation")
 NEED_FAIRSEQ = ("__main__", "plugin")
 SHOW = """
@@ -44,15 +43,9 @@ BY_FLAG = (
 )
 
 
-def after(*statements: str) -> tuple[list[str], set[str]]:
-    """What a fresh process has loaded after some statements, and the names that fairseq knows."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "\n".join((*statements, SHOW))],
-        cwd=ROOT,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=300,
-    )
+def after(*statements: str, anew: bool = False) -> tuple[list[str], set[str]]:
+    """What a process has loaded after some statements, torch among it unless anew, and the names that fairseq knows."""
+    done = warm.run([sys.executable, "-W", "ignore", "-c", "\n".join((*statements, SHOW))], cwd=ROOT, anew=anew)
     assert done.returncode == 0, done.stderr[-2000:]
     loaded, names = json.loads(done.stdout.splitlines()[-1])
     return loaded, set(names)
@@ -60,7 +53,10 @@ def after(*statements: str) -> tuple[list[str], set[str]]:
 
 def test_public_names_are_there_and_say_what_they_are() -> None:
     """Each has a docstring whose first line is a sentence; the package that lists them has loaded none."""
-    assert after("import relpos_fairseq", "assert {'convert', '__version__'} <= set(dir(relpos_fairseq))")[0] == []
+    assert (
+        after("import relpos_fairseq", "assert {'convert', '__version__'} <= set(dir(relpos_fairseq))", anew=True)[0]
+        == []
+    )
     for name in relpos_fairseq.PUBLIC:
         found = getattr(relpos_fairseq, name)
         assert found.__name__ == name and (found.__doc__ or "").strip().split("\n")[0].endswith(".")
@@ -71,7 +67,7 @@ def test_public_names_are_there_and_say_what_they_are() -> None:
 
 
 def test_the_package_alone_loads_nothing() -> None:
-    assert after("import relpos_fairseq")[0] == []
+    assert after("import relpos_fairseq", anew=True)[0] == []
 
 
 @pytest.mark.slow
