@@ -76,6 +76,8 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 torch.ones(1, requires_grad=True).sum().backward()
 # A loader that is collected together with its queues cannot tell its workers to end: torch kills each after this time.
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2  # seconds, of 5
+# No test cuts the power, which is all that files are written through for.
+os.fsync = lambda descriptor: None
 gc.disable()  # until all tests are collected: they stay, and a collection walks through all of them
 # A command makes ten thousands of objects that are gone at its end, each in no cycle.
 gc.set_threshold(10_000, 10, 10)

@@ -4,6 +4,7 @@ A manifest says of a whole result what a stage's stamp (`stages.py`) says of its
 input alone, and holds no path and no date.
 """
 
+import functools
 import importlib.metadata
 import platform
 import shlex
@@ -133,13 +134,16 @@ def describe_files(files: Mapping[str, Path], hashes: Hashes | None = None) -> d
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that may change a result."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {name: _version_of(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}
+
+
+@functools.cache  # importlib reads all that a package says of itself, a hundredth of a second each
+def _version_of(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def check_unchanged(path: Path, full: bool = False) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers import FULL, roberta
 from helpers import commands as cli
-from helpers import roberta
 
 ENCODER = "--encoder-embed-dim 32 --encoder-ffn-embed-dim 48 --encoder-layers 2 --encoder-attention-heads 2"
 DECODER = ENCODER.replace("encoder", "decoder")
@@ -164,6 +164,10 @@ def data(tmp_path_factory) -> dict[str, Path]:
     }
 
 
+# The first of each architecture; with RELPOS_ONNX=full all of them.
+DRAWN = {EXAMPLES[name][0].split()[1]: name for name in reversed(EXAMPLES)}.values()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -210,4 +214,5 @@ def test_an_example(name: str, data: dict[str, Path], tmp_path: Path, capsys) ->
         assert cli.relpos(job, checkpoint, tmp_path / "in", "--cpu") == 0, capsys.readouterr().err
     average = [checkpoint, *(["--ema"] if "--store-ema" in flags else [resumed])]
     assert cli.relpos("average", *average, "--out", tmp_path / "average.pt") == 0
-    assert cli.relpos("plot", checkpoint, "--out", tmp_path / "plot") == 0, capsys.readouterr().err
+    if FULL or name in DRAWN:
+        assert cli.relpos("plot", checkpoint, "--out", tmp_path / "plot") == 0, capsys.readouterr().err
