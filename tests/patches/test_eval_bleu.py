@@ -69,7 +69,7 @@ def test_data_of_prepare_wmt_are_scored_as_relpos_score_does(units: str, flags: 
     prepare("wmt", ["en-de", "--from-dir", text, *given])
     corpus, search = cli.Corpus(text, out / "data-bin"), ["--gen-subset", "valid", "--beam", "1", "--max-len-b", "30"]
     beam = ["--eval-bleu-args", '{"beam": 1, "max_len_b": 30}', "--validate-interval", "99"]
-    said = cli.train(corpus, tmp_path / "model", "--eval-bleu", *beam, *flags, "--max-update", "150")
+    said = cli.train(corpus, tmp_path / "model", "--eval-bleu", *beam, *flags, "--max-update", "150" if FULL else "90")
     paths = [str(corpus.binary), "--user-dir", str(cli.USER_DIR), "--path", tmp_path / "model" / "checkpoint_last.pt"]
     (tmp_path / "said").write_text(cli.call("generate", *paths, *cli.QUIET, *search))
     score = ["score", tmp_path / "said", "--prepared", out, "--split", "valid", "--out", tmp_path / "json"]
