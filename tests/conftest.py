@@ -79,7 +79,7 @@ torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2  # seconds, of 5
 # No test cuts the power, which is all that files are written through for.
 os.fsync = lambda descriptor: None
 gc.disable()  # until all tests are collected: they stay, and a collection walks through all of them
-# A command makes objects by the hundred thousand, few of which need a collection to go.
+# A command makes objects by the hundred thousand: by Python's own 700 it would walk through all a hundred times.
 gc.set_threshold(10_000, 10, 10)
 # Half of what fairseq takes to make a config of a command line is hydra's, which reads each of some
 # 300 values by a grammar, and copies a store that hands out copies anyway.  Commands in processes

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,12 @@ import pytest
 from helpers import warm
 
 SAYS = """
-import atexit, os, signal, sys
-atexit.register(print, "end")
-print(sys.argv[1:], os.getcwd(), os.environ["GIVEN"], os.environ.get("HOME"), __name__)
-print(sys.stdin.read(), "ü")
+import atexit, os, signal, sys, tempfile
+class Kept: pass
+def kept(x: Kept) -> None: pass
+atexit.register(lambda: print("end", sys.modules["__main__"].Kept.__name__))
+print(sys.argv[1:], os.getcwd(), os.environ["GIVEN"], tempfile.gettempdir(), __name__, kept.__annotations__)
+print(ascii(sys.stdin.read()), "ü\\r")
 print("wrong", file=sys.stderr)
 """
 ENDS = {
@@ -23,6 +27,7 @@ ENDS = {
     "status": ("sys.exit(3)", 3),
     "words": ("sys.exit('no')", 1),
     "error": ("1 / 0", 1),
+    "names": ("def other(x: absent): pass", 1),
     "signal": ("sys.stdout.flush(); os.kill(os.getpid(), signal.SIGTERM)", -15),
     "at once": ("sys.stdout.flush(); os._exit(4)", 4),
 }
@@ -33,12 +38,13 @@ def test_a_program_is_the_same(end: str, tmp_path: Path) -> None:
     """Arguments, folder, environment, both ends of the pipe, what it does at its end, and its status."""
     more, status = ENDS[end]
     (tmp_path / "said.py").write_text(SAYS + more)
-    how = {"cwd": tmp_path, "env": {"GIVEN": "1", "PYTHONPATH": str(tmp_path)}, "input": "read\nü"}
-    for words in (["-c", SAYS + more], ["-m", "said"], [tmp_path / "said.py"])[: 3 if end == "well" else 1]:
+    env = os.environ | {"GIVEN": "1", "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)}
+    how = {"cwd": tmp_path, "env": env, "input": "read\r\nü"}
+    for words in (["-c", SAYS + more], ["-m", "said"], ["said.py"])[: 3 if end == "well" else 1]:
         here, there = (warm.run([sys.executable, *words, "a", "-b"], **how, anew=anew) for anew in (False, True))
         assert (here.returncode, here.stdout) == (there.returncode, there.stdout)
         assert here.returncode == status and here.stdout.count("end") == (end not in ("signal", "at once"))
-        assert here.stderr.splitlines()[-1] == there.stderr.splitlines()[-1]
+        assert here.stderr.splitlines()[-1:] == there.stderr.splitlines()[-1:]
 
 
 def test_errors_may_be_part_of_the_output() -> None:
@@ -46,7 +52,58 @@ def test_errors_may_be_part_of_the_output() -> None:
     assert (done.stdout, done.stderr) == ("wrong\n", None)
 
 
-def test_what_takes_too_long_is_killed_and_the_next_runs() -> None:
+ANEW = {
+    "options": ([sys.executable, "-O", "-c", ""], {}),
+    "unbuffered": ([sys.executable, "-u", "-c", ""], {}),
+    "another Python": (["/usr/bin/python3", "-c", ""], {}),
+    "nothing": ([sys.executable], {}),
+    "hashes": ([sys.executable, "-c", ""], {"PYTHONHASHSEED": "3"}),
+    "locale": ([sys.executable, "-c", ""], {"LC_ALL": "C.ASCII"}),
+}
+
+
+@pytest.mark.parametrize("name", ANEW)
+def test_what_python_reads_at_its_start_is_begun_anew(name: str) -> None:
+    words, more = ANEW[name]
+    assert not warm._can_be_a_fork(words, os.environ | more)
+    assert warm._can_be_a_fork([sys.executable, "-W", "ignore", "-c", ""], dict(os.environ))
+
+
+def test_draws_and_threads_are_a_process_of_its_own() -> None:
+    words = [
+        sys.executable,
+        "-c",
+        "import numpy, random, torch; print(numpy.random.rand(), random.random(), torch.rand(1))",
+    ]
+    assert warm.run(words).stdout != warm.run(words).stdout
+    threads = [sys.executable, "-c", "import torch; print(torch.get_num_threads())"]
+    assert [warm.run(threads, env=os.environ | {"OMP_NUM_THREADS": n}).stdout for n in "12"] == ["1\n", "2\n"]
+
+
+def test_what_takes_too_long_is_killed_and_answers_are_each_commands_own() -> None:
+    """Also of a wait that something else ends, and of threads."""
+    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
     with pytest.raises(subprocess.TimeoutExpired):
-        warm.run([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.2)
-    assert warm.run([sys.executable, "-c", "print(1)"], env=dict(os.environ)).stdout == "1\n"
+        warm.run(sleeps, timeout=0.2)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(InterruptedError):
+            warm.run(sleeps)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    with ThreadPoolExecutor(4) as threads:
+        found = threads.map(lambda n: warm.run([sys.executable, "-c", f"print({n}); exit({n})"]), range(6))
+        assert [(done.returncode, done.stdout) for done in found] == [(n, f"{n}\n") for n in range(6)]
+
+
+def test_a_server_that_died_is_said_and_another_begun() -> None:
+    kills = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
+    with pytest.raises(RuntimeError, match="has died"):
+        warm.run([sys.executable, "-c", kills])
+    assert warm.run([sys.executable, "-c", "print(1)"]).stdout == "1\n"
