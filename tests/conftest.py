@@ -9,6 +9,7 @@ import inspect
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -34,7 +35,7 @@ from hypothesis import settings as hypothesis_settings
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from helpers import FULL
+from helpers import FULL, warm
 
 if TYPE_CHECKING:
     from helpers.commands import Corpus
@@ -173,12 +174,20 @@ def _compose_by_differences() -> None:
     utils.compose = compose
 
 
+def _open_folders_warm() -> None:
+    """The program that opens folders begins as `warm.Popen` does: a dozen tests have one of their own."""
+    closing_check = sys.modules.get("relpos_fairseq.conversion.closing_check")
+    if closing_check is not None:
+        closing_check.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": warm.Popen})
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """The test itself, after its fixtures."""
     _draw_anew()
     _let_integers_overflow()
     _compose_by_differences()
+    _open_folders_warm()
 
 
 @pytest.fixture(autouse=True)
@@ -234,6 +243,12 @@ def opener_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(closing_check, "_opener", kept)
     yield
     begun[:] = kept
+
+
+@pytest.fixture
+def warm_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs in Python that this process begins are forks of one that has other libraries imported."""
+    monkeypatch.setattr(subprocess, "Popen", warm.Popen)
 
 
 @pytest.fixture

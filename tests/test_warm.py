@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from helpers import warm
+from helpers import FULL, warm
 
 SAYS = """
 import atexit, os, signal, sys, tempfile
@@ -30,6 +31,17 @@ ENDS = {
     "names": ("def other(x: absent): pass", 1),
     "signal": ("sys.stdout.flush(); os.kill(os.getpid(), signal.SIGTERM)", -15),
     "at once": ("sys.stdout.flush(); os._exit(4)", 4),
+    "no status": ("sys.exit()", 0),
+    "a large one": ("sys.exit(258)", 2),
+    "a thread": (
+        "import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('done'))).start()",
+        0,
+    ),
+    "a thread that stays": (
+        "import threading, time; threading.Thread(target=time.sleep, args=[9], daemon=True).start()",
+        0,
+    ),
+    "a file left open": ("kept = open('left', 'w'); kept.write('whole')", 0),
 }
 
 
@@ -45,6 +57,7 @@ def test_a_program_is_the_same(end: str, tmp_path: Path) -> None:
         assert (here.returncode, here.stdout) == (there.returncode, there.stdout)
         assert here.returncode == status and here.stdout.count("end") == (end not in ("signal", "at once"))
         assert here.stderr.splitlines()[-1:] == there.stderr.splitlines()[-1:]
+    assert (tmp_path / "left").read_text() == "whole" if end == "a file left open" else not (tmp_path / "left").exists()
 
 
 def test_errors_may_be_part_of_the_output() -> None:
@@ -54,11 +67,12 @@ def test_errors_may_be_part_of_the_output() -> None:
 
 ANEW = {
     "options": ([sys.executable, "-O", "-c", ""], {}),
-    "unbuffered": ([sys.executable, "-u", "-c", ""], {}),
+    "warnings": ([sys.executable, "-W", "error", "-c", ""], {}),
     "another Python": (["/usr/bin/python3", "-c", ""], {}),
     "nothing": ([sys.executable], {}),
     "hashes": ([sys.executable, "-c", ""], {"PYTHONHASHSEED": "3"}),
     "locale": ([sys.executable, "-c", ""], {"LC_ALL": "C.ASCII"}),
+    "instructions": ([sys.executable, "-c", ""], {"ATEN_CPU_CAPABILITY": "default"}),
 }
 
 
@@ -66,7 +80,7 @@ ANEW = {
 def test_what_python_reads_at_its_start_is_begun_anew(name: str) -> None:
     words, more = ANEW[name]
     assert not warm._can_be_a_fork(words, os.environ | more)
-    assert warm._can_be_a_fork([sys.executable, "-W", "ignore", "-c", ""], dict(os.environ))
+    assert warm._can_be_a_fork([sys.executable, "-u", "-W", "ignore", "-c", ""], dict(os.environ))
 
 
 def test_draws_and_threads_are_a_process_of_its_own() -> None:
@@ -103,7 +117,59 @@ def test_what_takes_too_long_is_killed_and_answers_are_each_commands_own() -> No
 
 
 def test_a_server_that_died_is_said_and_another_begun() -> None:
+    """Whether what waits for the command died, or what is forked."""
     kills = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
     with pytest.raises(RuntimeError, match="has died"):
         warm.run([sys.executable, "-c", kills])
     assert warm.run([sys.executable, "-c", "print(1)"]).stdout == "1\n"
+    warm._server("").process.kill()
+    warm._server("").process.wait()
+    with pytest.raises(RuntimeError, match="has died"):
+        warm.run([sys.executable, "-c", "print(1)"])
+    assert warm.run([sys.executable, "-c", "print(1)"]).stdout == "1\n"
+
+
+LISTENS = """
+import os, sys, time
+os.write(int(sys.argv[1]), b"passed")
+print("begun")
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", sys.stdin.read())
+"""
+
+
+def test_a_command_is_talked_to_while_it_runs() -> None:
+    """Several at once, each by its pipes, and the descriptors that it is given."""
+    reading, writing = os.pipe()
+    ends = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE) | {"text": True, "pass_fds": [writing]}
+    words, environment = [sys.executable, "-c", LISTENS, str(writing)], os.environ | {"PYTHONUNBUFFERED": "1"}
+    unbuffered = [words[0], "-u", *words[1:]]
+    with warm.Popen(words, env=environment, **ends) as one, warm.Popen(unbuffered, **ends) as other:
+        os.close(writing)
+        assert (one._answers is None) == FULL and one.pid != other.pid
+        assert [process.stdout.readline() for process in (one, other)] == ["begun\n"] * 2
+        with open(reading) as passed:
+            assert passed.read(12) == "passed" * 2
+        assert one.poll() is None
+        one.send_signal(signal.SIGINT)
+        other.kill()
+        assert one.communicate("heard") == ("interrupted heard\n", None)
+        assert (one.wait(), other.wait(), one.poll()) == (0, -signal.SIGKILL, 0)
+
+
+def test_a_fork_leaves_commands_to_the_process_that_began_them() -> None:
+    """`subprocess` asks all that nobody waited for, whenever one begins."""
+    process = warm.Popen([sys.executable, "-c", "exit(3)"])
+    time.sleep(0.5)
+    child = os.fork()
+    if not child:
+        os._exit(process.poll())
+    assert os.waitpid(child, 0)[1] == 0 and process.wait() == 3
+
+
+def test_fairseqs_programs_find_it_loaded() -> None:
+    asks = [sys.executable, "-c", "import sys; print('fairseq' in sys.modules, 'relpos_fairseq' in sys.modules)"]
+    assert warm.run(asks).stdout == "False False\n"
+    assert warm.run(asks, fairseq=True).stdout == f"{not FULL} False\n"

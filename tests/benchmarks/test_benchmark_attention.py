@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cases import CASES, INPUT, Case
-from helpers import FULL, ROOT
+from helpers import FULL, ROOT, warm
 from helpers.commands import relpos
 from relpos_fairseq.attention import attend
 from relpos_fairseq.attention.inputs import probabilities
@@ -175,7 +174,7 @@ def test_needs_torch_alone() -> None:
         "from relpos_fairseq.cli.main import main\n"
         f"sys.exit(main(['benchmark', 'attention', *{command}]))"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = warm.run([sys.executable, "-c", program], cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "| m4 |" in done.stdout
 

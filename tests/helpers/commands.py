@@ -147,8 +147,7 @@ def command(*arguments: str | Path, fails: bool = False, cwd: Path = ROOT, stdin
     """Run a command of this Python's environment in a process of its own, and return its output.
 
     Args:
-        arguments: program (`fairseq-train`, `python`, `torchrun`) and arguments; torchrun is begun anew, the others
-            as `warm.run` does.
+        arguments: program (`fairseq-train`, `python`, `torchrun`) and arguments, which begins as `warm.run` does.
         fails: whether it must end with a status other than 0.
         cwd: working directory.
         stdin: what it reads.
@@ -160,7 +159,7 @@ def command(*arguments: str | Path, fails: bool = False, cwd: Path = ROOT, stdin
     program, *rest = map(str, arguments)
     path = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
     how = {"cwd": cwd, "env": child_environment() | environment, "input": stdin}
-    done = warm.run([path, *rest], **how, joined=True, anew=program == "torchrun")
+    done = warm.run([path, *rest], **how, joined=True)
     if (done.returncode != 0) != fails:
         died = "\n".join(line for line in done.stdout.splitlines() if DEATH.search(line))
         said = f"{done.stdout[-4000:]}\n{died}"
@@ -168,9 +167,23 @@ def command(*arguments: str | Path, fails: bool = False, cwd: Path = ROOT, stdin
     return done.stdout
 
 
-def torchrun(*arguments: str | Path, **more) -> str:
-    """Run a command as two processes of torchrun, and return what both print; `more` is of `command`."""
-    return command("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python", *arguments, **more)
+TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python")
+
+
+def torchrun(*arguments: str | Path) -> str:
+    """Run a command as two processes, and return what both print; with RELPOS_ONNX=full torchrun begins them."""
+    if FULL:
+        return command(*TORCHRUN, *arguments)
+    with ThreadPoolExecutor() as pool:
+        return "".join(pool.map(lambda place: command(*arguments, **place), places_of(2)))
+
+
+def places_of(processes: int, a_node: int | None = None) -> list[dict[str, str]]:
+    """What torchrun tells each of some processes; `a_node` is how many of them a node has, None: one has all."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
+    ranks = range(processes)
+    return [meet | {"RANK": str(rank), "LOCAL_RANK": str(rank % (a_node or processes))} for rank in ranks]
 
 
 def by_two(tool: str, *arguments: str | Path, log: Path) -> str:
@@ -227,14 +240,11 @@ def forked(tool: str, arguments: list[str], processes: int, log: Path, a_node: i
     Raises:
         CommandError: one of them failed.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     children, logs = [], [log.with_name(f"{log.name}.{rank}") for rank in range(processes)]
-    for rank in range(processes):
+    for place, path in zip(places_of(processes, a_node), logs, strict=True):
         child = os.fork()
         if not child:
-            places = {"RANK": rank, "LOCAL_RANK": rank % (a_node or processes), "WORLD_SIZE": processes}
-            _run_as(places | {"MASTER_PORT": port}, tool, arguments, logs[rank])
+            _run_as(place, tool, arguments, path)
         children.append(child)
     statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     said = [path.read_text() if path.exists() else "" for path in logs]
@@ -243,12 +253,11 @@ def forked(tool: str, arguments: list[str], processes: int, log: Path, a_node: i
     return said
 
 
-def _run_as(places: dict[str, int], tool: str, arguments: list[str], log: Path) -> NoReturn:
+def _run_as(place: dict[str, str], tool: str, arguments: list[str], log: Path) -> NoReturn:
     """Run a command in this fork, and end it."""
     status = 1
     try:
-        os.environ |= {name: str(value) for name, value in places.items()}
-        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        os.environ |= place
         log.write_text(call(tool, *arguments))
         status = 0
     except BaseException:

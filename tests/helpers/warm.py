@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import fcntl
 import gc
 import importlib
 import io
 import json
+import logging
 import os
 import runpy
 import select
@@ -23,17 +25,100 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any, TextIO
 
-LIBRARIES = "torch scipy.stats sklearn.metrics hydra omegaconf torch.utils.data".split()
-REQUEST = 1 << 22  # bytes
-LATER = ("PYTHONPATH", "PYTHONFAULTHANDLER")  # of Python's variables those that a fork heeds
-QUIETLY = ["-W", "ignore"]  # of its options
+LIBRARIES = {"": "torch scipy.stats sklearn.metrics hydra omegaconf torch.utils.data", "fairseq": "fairseq"}
+REQUEST, FILES = 1 << 22, 16  # bytes and descriptors at most
+# Variables that are read at a process's start, and those of them that a fork heeds; the same of Python's options.
+AT_START = ("PYTHON", "LC_", "LANG", "LD_", "GLIBC_", "ATEN_", "OMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_")
+LATER = """
+    PYTHONPATH PYTHONFAULTHANDLER PYTHONUNBUFFERED PYTHONUTF8 OMP_NUM_THREADS MKL_NUM_THREADS
+""".split()
+OPTIONS = {"-W": ["-W", "ignore"], "-u": ["-u"]}
+GIVEN = """
+    stdin stdout stderr text encoding errors bufsize shell cwd env pass_fds start_new_session
+""".split()  # of Popen's arguments
+
+
+class Popen(subprocess.Popen):
+    """`subprocess.Popen` of a program in Python, which begins as a fork where it can.
+
+    Args:
+        words: this Python or a program in Python of its environment, and its arguments.
+        anew: begin it by `subprocess` after all.
+        fairseq: whether fairseq is there first too, as it is for fairseq's programs.
+        given: as `subprocess.Popen`.
+
+    Raises:
+        RuntimeError: The process that is forked has died; the next call begins another.
+    """
+
+    def __init__(self, words: list[str | Path], *, anew: bool = False, fairseq: bool = False, **given: Any) -> None:
+        from helpers import FULL  # not as this file begins: as a program it has no `helpers`
+
+        words, env = [str(word) for word in words], dict(given.get("env") or os.environ)
+        self._answers: TextIO | None = None
+        can = given.keys() <= set(GIVEN) and not given.get("shell") and _can_be_a_fork(words, env)
+        self._anew = anew or FULL or not can
+        of_fairseq = Path(words[0]).name.startswith("fairseq-") or words[2:3] and words[2].startswith("fairseq_cli.")
+        self._kind = "fairseq" if fairseq or of_fairseq else ""
+        self._owner = os.getpid()
+        self._session = given.get("start_new_session", False)
+        super().__init__(words, **given)
+
+    def _execute_child(self, words, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more) -> None:
+        if self._anew or not Path(cwd or ".").is_dir():
+            return super()._execute_child(words, executable, preexec_fn, close_fds, pass_fds, cwd, env, *more)
+        ends = more[3:9]  # of the child and of this process by turns, then of the child's errors
+        files = [own if one == -1 else one for own, one in zip((0, 1, 2), (ends[0], ends[3], ends[5]), strict=True)]
+        asked = {"words": words, "cwd": os.path.abspath(cwd or "."), "files": [0, 1, 2, *pass_fds]}
+        asked |= {"env": dict(os.environ if env is None else env), "session": self._session}
+        try:
+            self._answers = _server(self._kind).begin(json.dumps(asked).encode(), [*files, *pass_fds])
+            try:
+                self.pid = int(self._answers.readline() or 0)
+            except BaseException:  # a test's own time may be over, and the command has begun
+                if pid := int(self._answers.readline() or 0):
+                    os.kill(pid, signal.SIGKILL)
+                raise
+        finally:
+            self._close_pipe_fds(*ends)
+        if not self.pid:
+            raise _died()
+        self._child_created = True
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if self._answers is None:
+            return super()._try_wait(wait_flags)
+        if wait_flags & os.WNOHANG and not select.select([self._answers], [], [], 0)[0]:
+            return 0, 0
+        status = self._answers.readline()
+        self._answers.close()
+        if not status:
+            self.returncode = -signal.SIGKILL
+            with suppress(ProcessLookupError):  # it may have outlived what waited for it
+                os.kill(self.pid, signal.SIGKILL)
+            raise _died()
+        return self.pid, int(status)
+
+    def _internal_poll(self, _deadstate: int | None = None, **more: Any) -> int | None:
+        if self._answers is None:
+            return super()._internal_poll(_deadstate, **more)
+        if self.returncode is None and os.getpid() != self._owner:  # in a fork of this process it is no child
+            self.returncode = _deadstate or 0
+        if self.returncode is None:
+            with suppress(RuntimeError) if _deadstate else nullcontext():  # of `subprocess` itself, which asks all
+                pid, status = self._try_wait(os.WNOHANG)
+                if pid:
+                    self._handle_exitstatus(status)
+        return self.returncode
 
 
 def run(
@@ -44,35 +129,36 @@ def run(
     input: str = "",
     joined: bool = False,
     anew: bool = False,
+    fairseq: bool = False,
     timeout: float = 300,
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program as `subprocess.run` does with its output captured as UTF-8.
 
     Args:
-        words: this Python or a program in Python of its environment, and its arguments.
+        words: as `Popen`.
         cwd: working directory.
         env: environment; None: this process's.
         input: what it reads.
         joined: whether errors are part of the output.
-        anew: begin it by `subprocess` after all.
+        anew: as `Popen`.
+        fairseq: as `Popen`.
         timeout: seconds after which it is killed.
 
     Raises:
         subprocess.TimeoutExpired: It was killed.
         RuntimeError: The process that is forked has died; the next call begins another.
     """
-    from helpers import FULL  # not as this file begins: as a program it has no `helpers`
-
-    words, env, cwd = [str(word) for word in words], dict(os.environ if env is None else env), Path(cwd or ".")
-    if anew or FULL or not cwd.is_dir() or not _can_be_a_fork(words, env):
-        ends = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT if joined else subprocess.PIPE}
-        return subprocess.run(words, cwd=cwd, env=env, input=input, encoding="utf-8", timeout=timeout, **ends)
-    request = json.dumps({"words": words, "cwd": str(cwd.absolute()), "env": env}).encode()
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
         given.write(input.encode())
         given.seek(0)
-        files = [given.fileno(), said.fileno(), (said if joined else errors).fileno()]
-        status = _server().run(request, files, timeout, words)
+        ends = {"stdin": given, "stdout": said, "stderr": subprocess.STDOUT if joined else errors}
+        process = Popen(words, cwd=cwd, env=env, anew=anew, fairseq=fairseq, **ends)
+        try:
+            status = process.wait(timeout)
+        except BaseException:  # a test's own time may be over too
+            process.kill()
+            process.wait()
+            raise
         texts = [file.seek(0) or io.TextIOWrapper(file, encoding="utf-8").read() for file in (said, errors)]
     return subprocess.CompletedProcess(words, status, texts[0], None if joined else texts[1])
 
@@ -81,7 +167,7 @@ def _can_be_a_fork(words: list[str], env: dict[str, str]) -> bool:
     """Say whether a command asks nothing of Python's start that the forked process has otherwise."""
     program, *options = words
     if program == sys.executable:
-        options = options[len(QUIETLY) :] if options[: len(QUIETLY)] == QUIETLY else options
+        _, options = _split(options)
         known = options and (options[0] in ("-c", "-m") or not options[0].startswith("-"))
     else:
         known = Path(program).parent == Path(sys.executable).parent and not Path(program).name.startswith("python")
@@ -89,57 +175,54 @@ def _can_be_a_fork(words: list[str], env: dict[str, str]) -> bool:
 
 
 def _read_at_start(env: os._Environ[str] | dict[str, str]) -> dict[str, str]:
-    return {
-        name: value for name, value in env.items() if name.startswith(("PYTHON", "LC_", "LANG")) and name not in LATER
-    }
+    return {name: value for name, value in env.items() if name.startswith(AT_START) and name not in LATER}
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Part the options of Python that a fork heeds, by their names, from what follows them."""
+    found = []
+    while words and words[: len(known := OPTIONS.get(words[0], [""]))] == known:
+        found.append(words[0])
+        words = words[len(known) :]
+    return found, words
 
 
 @cache
-def _server() -> _Server:
-    return _Server()
+def _server(kind: str) -> _Server:
+    return _Server(kind)
 
 
 class _Server:
     """The process that is forked, and the socket that tells it to."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             self.socket.setsockopt(socket.SOL_SOCKET, size, REQUEST)
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with theirs:
-            begun = [sys.executable, __file__, str(theirs.fileno())]
-            self.process = subprocess.Popen(begun, pass_fds=[theirs.fileno()], env=env)
+            begun = [sys.executable, __file__, str(theirs.fileno()), *LIBRARIES[kind].split()]
+            # What has more there first is itself a fork of what has less.
+            self.process = Popen(begun, pass_fds=[theirs.fileno()], env=env, anew=not kind)
         atexit.register(self.close)
 
     def close(self) -> None:
         self.socket.close()
-        self.process.wait()
+        with suppress(RuntimeError):  # the one whose fork it is has died
+            self.process.wait()
 
-    def run(self, request: bytes, files: list[int], timeout: float, words: list[str]) -> int:
-        """Return a command's exit status, negative for a signal; it comes by a pipe of this command's own."""
+    def begin(self, request: bytes, files: list[int]) -> TextIO:
+        """Begin a command; a pipe of its own says its number, and how it ended."""
         reading, writing = os.pipe()
-        with open(reading, encoding="ascii") as answers:
-            try:
-                socket.send_fds(self.socket, [request], [*files, writing])
-            except BrokenPipeError:
-                raise _died() from None
-            finally:
-                os.close(writing)
-            child = answers.readline()
-            if not child:
-                raise _died()
-            try:
-                if not select.select([answers], [], [], timeout)[0]:
-                    raise subprocess.TimeoutExpired(words, timeout)
-                status = answers.readline()
-            except BaseException:  # a test's own time may be over too
-                with suppress(ProcessLookupError):  # it has just ended
-                    os.kill(int(child), signal.SIGKILL)
-                raise
-            if not status:
-                raise _died()
-            return int(status)
+        answers = open(reading, encoding="ascii")
+        try:
+            socket.send_fds(self.socket, [request], [writing, *files])
+        except BrokenPipeError:
+            answers.close()
+            raise _died() from None
+        finally:
+            os.close(writing)
+        return answers
 
 
 def _died() -> RuntimeError:
@@ -149,27 +232,42 @@ def _died() -> RuntimeError:
 
 def _serve(connection: socket.socket) -> dict | None:
     """Fork for each request; returns it in the fork, and None at the end."""
+    waiting: list[int] = []  # processes that wait for a command each
     while True:
-        request, files, *_ = socket.recv_fds(connection, REQUEST, 4)
+        request, files, *_ = socket.recv_fds(connection, REQUEST, FILES)
         if not request:
             return None
-        *standard, writing = files
-        child = os.fork()
-        if not child:
-            for file in (connection.detach(), writing):
-                os.close(file)
-            for number, file in enumerate(standard):
-                os.dup2(file, number)
-                os.close(file)
-            return json.loads(request)
-        for file in standard:
+        waiting = [one for one in waiting if not os.waitpid(one, os.WNOHANG)[0]]
+        begun = os.fork()
+        if not begun:
+            writing, *files = files
+            connection.close()
+            child = os.fork()
+            if not child:
+                os.close(writing)
+                asked = json.loads(request)
+                _place(files, asked["files"])
+                return asked
+            os.closerange(0, writing)
+            os.closerange(writing + 1, max(files) + 1)
+            with suppress(BrokenPipeError):  # whoever asked was interrupted, and has killed it
+                os.write(writing, b"%d\n" % child)
+                os.write(writing, b"%d\n" % os.waitpid(child, 0)[1])
+            os._exit(0)
+        waiting.append(begun)
+        for file in files:
             os.close(file)
-        with suppress(BrokenPipeError):  # whoever asked was interrupted, and has killed it
-            os.write(writing, b"%d\n" % child)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        with suppress(BrokenPipeError):
-            os.write(writing, b"%d\n" % status)
-        os.close(writing)
+
+
+def _place(files: list[int], numbers: list[int]) -> None:
+    """Give descriptors the numbers that a command knows them by."""
+    above = max(*files, *numbers) + 1
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, above) for file in files]
+    for file in files:
+        os.close(file)
+    for file, number in zip(moved, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
 
 
 def _become(request: dict) -> None:
@@ -179,9 +277,24 @@ def _become(request: dict) -> None:
     time.tzset()
     tempfile.tempdir = None
     os.chdir(request["cwd"])
-    sys.stdin, sys.stdout, sys.stderr = (
-        io.TextIOWrapper(open(number, mode), "utf-8", errors, newline="\n", line_buffering=number == 2)
-        for number, mode, errors in ((0, "rb", "strict"), (1, "wb", "strict"), (2, "wb", "backslashreplace"))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell began the suite in the background
+    options, words = [], request["words"]
+    if words[0] == sys.executable:
+        options, words = _split(words[1:])
+    if request["session"]:
+        os.setsid()
+    at_once = "-u" in options or bool(os.environ.get("PYTHONUNBUFFERED"))
+    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), "utf-8", newline="\n")
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(
+            open(number, "wb", buffering=0 if at_once else -1, closefd=False),  # a fork of this fork has its own
+            "utf-8",
+            errors,
+            newline="\n",
+            line_buffering=number == 2,
+            write_through=at_once,
+        )
+        for number, errors in ((1, "strict"), (2, "backslashreplace"))
     )
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     if "PYTHONFAULTHANDLER" in os.environ:
@@ -191,12 +304,8 @@ def _become(request: dict) -> None:
     torch.seed()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or torch.get_num_threads()))
     sys.path[:0] = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    words = request["words"]
-    if words[0] == sys.executable:
-        words = words[1:]
-    if words[: len(QUIETLY)] == QUIETLY:
+    if "-W" in options:
         warnings.simplefilter("ignore")
-        words = words[len(QUIETLY) :]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     match words:
         case ["-c", text, *rest]:
@@ -216,12 +325,36 @@ def _become(request: dict) -> None:
     exec(compile(text, name, "exec", dont_inherit=True), vars(main))
 
 
+def _end(status: int) -> None:
+    """End as Python does, but for taking apart what is loaded: that is most of a short command's time.
+
+    Where threads go on, which may have what is taken apart, Python is left to it.
+    """
+    if any(thread.daemon for thread in threading.enumerate()):
+        return
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for part in gc.get_objects():
+        if issubclass(type(part), io.IOBase) and not part.closed and part.writable():
+            part.flush()
+    os._exit(status & 0xFF)
+
+
 if __name__ == "__main__":
     del sys.path[0]  # of the folder that this file lies in
     with socket.socket(fileno=int(sys.argv[1])) as channel:
-        for library in LIBRARIES:
+        for library in sys.argv[2:]:
             importlib.import_module(library)
+        logging.root.handlers.clear()  # a task of fairseq's sets up what a command of its own would have before
+        logging.root.setLevel(logging.WARNING)
         gc.freeze()  # else a fork's end walks through all of it, page by page
         asked = _serve(channel)
     if asked is not None:
-        _become(asked)
+        try:
+            _become(asked)
+        except SystemExit as ended:
+            if ended.code is not None and not isinstance(ended.code, int):
+                raise
+            _end(ended.code or 0)
+            raise
+        _end(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
 import sys
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch.func import functional_call, grad, jvp, vmap
 
 from cases import CASES, LIKE_OTHERS, randomize
-from helpers import FULL, ROOT
+from helpers import FULL, ROOT, warm
 from helpers.forms import told_apart
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.nn import AttentionCache, PositionAttention, PositionDecoderLayer, PositionEncoderLayer
@@ -149,7 +148,7 @@ def test_needs_no_fairseq():
     blocks = [part.partition("```")[0] for part in page.split("```python\n")[1:]]
     example = next(block for block in blocks if "relpos_fairseq.nn" in block)
     hidden = "import sys; sys.modules['fairseq'] = None\n"
-    done = subprocess.run([sys.executable, "-c", hidden + example], cwd=ROOT, capture_output=True, text=True)
+    done = warm.run([sys.executable, "-c", hidden + example], cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

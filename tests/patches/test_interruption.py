@@ -15,33 +15,31 @@ import pytest
 import torch
 
 import relpos_fairseq  # noqa: F401
-from helpers import FULL, ROOT
+from helpers import FULL, ROOT, warm
 from helpers import commands as cli
 from helpers.commands import Corpus
 from relpos_fairseq.patches import interruption
 
 
-def interrupt(signum: int, *command: str | Path, child: bool = False) -> tuple[int, str]:
-    """Start a training, send a signal once it has logged an update, and return its status and what it printed.
-
-    The signal is sent to the command, or to the last process that it began.
-    """
+def begin(*command: str | Path, **place: str) -> subprocess.Popen[str]:
+    """Begin a training, whose output is read while it runs; `place` is what it finds in its environment."""
     program, *rest = map(str, command)
     run = [str(Path(sys.executable).parent / program), *rest]
-    environment = cli.child_environment() | {"PYTHONPATH": str(ROOT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    # A shell's job in the background ignores Ctrl-C, and its children with it.
-    listens = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
-    with subprocess.Popen(run, env=environment, cwd=ROOT, preexec_fn=listens, **pipes) as process:
-        said = ""
-        for line in process.stdout:
-            said += line
-            if "train_inner" in line:
-                began = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split() if child else []
-                os.kill(int([process.pid, *began][-1]), signum)
-                said += process.stdout.read()
-                break
-    return process.returncode, said
+    environment = cli.child_environment() | {"PYTHONPATH": str(ROOT)} | place
+    how = {"env": environment, "cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # A shell's job in the background ignores Ctrl-C, and its children with it; those that are begun warm do not.
+    listens = {"preexec_fn": functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)}
+    return warm.Popen(run, **how, **(listens if FULL else {}))
+
+
+def until_an_update(process: subprocess.Popen[str]) -> str:
+    """What a training prints up to its first update."""
+    said = ""
+    for line in process.stdout:
+        said += line
+        if "train_inner" in line:
+            break
+    return said
 
 
 @pytest.mark.slow
@@ -50,12 +48,15 @@ def test_the_same_command_goes_on(corpus: Corpus, tmp_path: Path, signum: signal
     def arguments(folder: str, updates: int) -> list[str]:
         return cli.train_arguments(corpus, tmp_path / folder, "--max-update", str(updates), "--log-interval", "2")
 
-    status, said = interrupt(signum, "fairseq-train", *arguments("one", 2000))
+    with begin("fairseq-train", *arguments("one", 2000)) as process:
+        said = until_an_update(process)
+        process.send_signal(signum)
+        said += process.stdout.read()
     found = re.fullmatch(
         r"interrupted after (\d+) updates; (\S+) is saved; run the same command again to continue",
         said.strip().splitlines()[-1],
     )
-    assert found and status == 128 + signum and "Traceback" not in said, said[-2000:]
+    assert found and process.returncode == 128 + signum and "Traceback" not in said, said[-2000:]
     assert found[2] == str(tmp_path / "one" / "checkpoint_last.pt")
     more = int(found[1]) + 3
     cli.call("train", *arguments("one", more))
@@ -68,9 +69,16 @@ def test_the_same_command_goes_on(corpus: Corpus, tmp_path: Path, signum: signal
 def test_two_processes_save_once(corpus: Corpus, tmp_path: Path) -> None:
     """Where one of them is interrupted, both end after the same update."""
     given = cli.train_arguments(corpus, tmp_path, "--max-update", "2000", "--log-interval", "2")
-    where = ("torchrun", "--standalone", "--nproc_per_node", "2", "--no-python")
-    status, said = interrupt(signal.SIGTERM, *where, "fairseq-train", *given, child=True)
-    assert status and said.count("interrupted after") == said.count("is saved; run the same command") == 1
+    if FULL:
+        ranks = [begin(*cli.TORCHRUN, "fairseq-train", *given)]
+    else:
+        ranks = [begin("fairseq-train", *given, **place) for place in cli.places_of(2)]
+    said = until_an_update(ranks[0])
+    children = Path(f"/proc/{ranks[0].pid}/task/{ranks[0].pid}/children").read_text().split()  # torchrun's
+    os.kill(int(children[-1]) if FULL else ranks[-1].pid, signal.SIGTERM)
+    said += "".join(process.communicate()[0] for process in ranks)
+    assert all(process.returncode for process in ranks)
+    assert said.count("interrupted after") == said.count("is saved; run the same command") == 1
     assert (tmp_path / "checkpoint_last.pt").is_file()
 
 

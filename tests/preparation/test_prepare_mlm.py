@@ -19,6 +19,7 @@ from fairseq.data import Dictionary, TokenBlockDataset, data_utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import warm
 from helpers.folders import contents, parsed, prepare, prepare_status
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.preparation import documents, mlm
@@ -249,18 +250,14 @@ def test_interrupted_run_goes_on_to_the_same_files(tmp_path, text, prepared, mon
 def test_killed_run_goes_on_to_the_same_files(tmp_path, text, prepared):
     out = tmp_path / "out"
     command = [sys.executable, "-u", "-m", "relpos_fairseq.cli", "prepare", "mlm"]
-    with subprocess.Popen(
-        [*command, *arguments(out, text, "--workers", "2")], stdout=subprocess.PIPE, text=True
-    ) as process:
+    with warm.Popen([*command, *arguments(out, text, "--workers", "2")], stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:  # ends at the end of the file
             if line.startswith("[4/"):
                 process.kill()
                 break
         process.stdout.read()
     assert not (out / "manifest.json").exists()
-    done = subprocess.run(
-        [*command, *arguments(out, text, "--workers", "2")], capture_output=True, text=True, timeout=250
-    )
+    done = warm.run([*command, *arguments(out, text, "--workers", "2")])
     assert done.returncode == 0, done.stderr
     assert "tokenizer ... unchanged" in done.stdout
     assert contents(out, ".stages") == contents(prepared, ".stages")

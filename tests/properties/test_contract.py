@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import subprocess
 import sys
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 
 import relpos_fairseq
 from cases import LIKE_OTHERS, Case, build, kinds_of
-from helpers import ROOT
+from helpers import ROOT, warm
 from relpos_fairseq import scheme_table
 from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
 from relpos_fairseq.options import CLIP_DISTANCE, INIT, SHARE, Choice, Number, declared_options, in_order
@@ -351,5 +350,5 @@ def test_schemes_and_attention_need_no_fairseq() -> None:
         "import relpos_fairseq.config, relpos_fairseq.placement\n"
         "print(relpos_fairseq.__version__, len(relpos_fairseq.schemes.scheme_names()))\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    result = warm.run([sys.executable, "-c", code], cwd=ROOT)
     assert result.stdout.split() == [relpos_fairseq.__version__, str(len(scheme_names()))], result.stderr

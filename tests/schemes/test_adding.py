@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 from conftest import ROOT
+
+from helpers import warm
 
 USE = """
 import dataclasses, torch
@@ -53,5 +54,5 @@ def test_the_example_of_the_readme_is_enough(tmp_path: Path) -> None:
     (package / "schemes" / "mine.py").write_text(textwrap.dedent(example), encoding="utf-8")
     settings = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", USE]
-    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, check=False)
+    done = warm.run(command, cwd=tmp_path, env=settings)
     assert done.returncode == 0, done.stderr[-3000:]
