@@ -22,6 +22,7 @@ ROOTS = tuple(
 # Where Python and other packages lie: what is there and not in ROOTS is not fairseq's by another name.
 OTHERS = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 EVAL = re.compile(rb"(?<![\w.])eval\s*\(")
+_asked: dict[str, ModuleType] = {}  # modules that were guarded, or need not be
 
 
 def import_user_module(original, args):
@@ -37,11 +38,13 @@ def import_user_module(original, args):
 
 def guard_modules() -> None:
     """Let every `eval` of the loaded modules of fairseq read literals alone (`read_literal`)."""
-    for module in list(sys.modules.values()):
+    loaded = dict(sys.modules)
+    for module in [module for name, module in loaded.items() if _asked.get(name) is not module]:
         path = getattr(module, "__file__", None)
         if isinstance(module, ModuleType) and isinstance(path, str) and calls_eval(path):
             # A global name hides the builtin one, for all functions of the module, wherever they are referred to.
             vars(module)["eval"] = read_literal
+    _asked.update(loaded)
 
 
 @functools.cache
