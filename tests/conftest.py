@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import copy
 import gc
-import inspect
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import traceback
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,16 +21,10 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hydra._internal import utils as hydra_utils
-from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from hypothesis import Phase
 from hypothesis import settings as hypothesis_settings
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from helpers import FULL, warm
+from helpers import FULL, quick_configs, warm
 
 if TYPE_CHECKING:
     from helpers.commands import Corpus
@@ -82,25 +71,7 @@ os.fsync = lambda descriptor: None
 gc.disable()  # until all tests are collected: they stay, and a collection walks through all of them
 # A command makes objects by the hundred thousand: by Python's own 700 it would walk through all a hundred times.
 gc.set_threshold(10_000, 10, 10)
-# Half of what fairseq takes to make a config of a command line is hydra's, which reads each of some
-# 300 values by a grammar, and copies a store that hands out copies anyway.  Commands in processes
-# of their own have hydra as it is.
-_read = cache(OverridesParser.parse_rule)
-OverridesParser.parse_rule = lambda self, text, rule: copy.copy(_read(_READER, text, rule))
-ConfigStore.__deepcopy__ = lambda self, memo: self
-_READER = OverridesParser.create()
-
-
-def _frames() -> list[inspect.FrameInfo]:
-    """Of `inspect.stack` what hydra asks for: it finds each frame's source besides, among all modules."""
-    walked = traceback.walk_stack(inspect.currentframe().f_back)
-    return [
-        inspect.FrameInfo(frame, frame.f_code.co_filename, line, frame.f_code.co_name, None, None)
-        for frame, line in walked
-    ]
-
-
-hydra_utils.inspect = SimpleNamespace(**vars(inspect) | {"stack": _frames})
+quick_configs.install()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -148,32 +119,6 @@ def _let_integers_overflow() -> None:
         builder.options = replace(builder.options, sanitize_overflow=False)
 
 
-def _compose_by_differences() -> None:
-    """Of a command line that differs from an earlier one in values alone, hydra sets these alone."""
-    utils = sys.modules.get("fairseq.dataclass.utils")
-    if utils is None or hasattr(utils.compose, "before"):
-        return
-    whole, before = utils.compose, deque(maxlen=16)
-
-    def compose(name: str, overrides: list[str], **more: bool) -> DictConfig:
-        given = dict(one.partition("=")[::2] for one in overrides)
-        for known, composed in before:
-            changed = [one for one in given if known.get(one) != given[one]]
-            if known.keys() != given.keys() or not all("." in one for one in changed):
-                continue
-            with suppress(OmegaConfBaseException, HydraException):  # which the whole is to raise
-                found = copy.deepcopy(composed)
-                for one in changed:
-                    OmegaConf.update(found, one, _READER.parse_override(f"{one}={given[one]}").value())
-                return found
-        found = whole(name, overrides=overrides, **more)
-        before.appendleft((given, copy.deepcopy(found)))
-        return found
-
-    compose.before = before
-    utils.compose = compose
-
-
 def _open_folders_warm() -> None:
     """The program that opens folders begins as `warm.Popen` does: a dozen tests have one of their own."""
     closing_check = sys.modules.get("relpos_fairseq.conversion.closing_check")
@@ -186,7 +131,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     """The test itself, after its fixtures."""
     _draw_anew()
     _let_integers_overflow()
-    _compose_by_differences()
+    quick_configs.compose_by_differences()
     _open_folders_warm()
 
 

@@ -32,7 +32,7 @@ import warnings
 from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 LIBRARIES = {"": "torch scipy.stats sklearn.metrics hydra omegaconf torch.utils.data", "fairseq": "fairseq"}
 REQUEST, FILES = 1 << 22, 16  # bytes and descriptors at most
@@ -64,7 +64,7 @@ class Popen(subprocess.Popen):
         from helpers import FULL  # not as this file begins: as a program it has no `helpers`
 
         words, env = [str(word) for word in words], dict(given.get("env") or os.environ)
-        self._answers: TextIO | None = None
+        self._answers: _Answers | None = None
         can = given.keys() <= set(GIVEN) and not given.get("shell") and _can_be_a_fork(words, env)
         self._anew = anew or FULL or not can
         of_fairseq = Path(words[0]).name.startswith("fairseq-") or words[2:3] and words[2].startswith("fairseq_cli.")
@@ -83,9 +83,9 @@ class Popen(subprocess.Popen):
         try:
             self._answers = _server(self._kind).begin(json.dumps(asked).encode(), [*files, *pass_fds])
             try:
-                self.pid = int(self._answers.readline() or 0)
+                self.pid = self._answers.read()
             except BaseException:  # a test's own time may be over, and the command has begun
-                if pid := int(self._answers.readline() or 0):
+                if pid := self._answers.read():
                     os.kill(pid, signal.SIGKILL)
                 raise
         finally:
@@ -97,16 +97,15 @@ class Popen(subprocess.Popen):
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         if self._answers is None:
             return super()._try_wait(wait_flags)
-        if wait_flags & os.WNOHANG and not select.select([self._answers], [], [], 0)[0]:
+        if wait_flags & os.WNOHANG and not self._answers.ready():
             return 0, 0
-        status = self._answers.readline()
-        self._answers.close()
-        if not status:
+        status = self._answers.read()
+        if status is None:
             self.returncode = -signal.SIGKILL
             with suppress(ProcessLookupError):  # it may have outlived what waited for it
                 os.kill(self.pid, signal.SIGKILL)
             raise _died()
-        return self.pid, int(status)
+        return self.pid, status
 
     def _internal_poll(self, _deadstate: int | None = None, **more: Any) -> int | None:
         if self._answers is None:
@@ -211,18 +210,40 @@ class _Server:
         with suppress(RuntimeError):  # the one whose fork it is has died
             self.process.wait()
 
-    def begin(self, request: bytes, files: list[int]) -> TextIO:
+    def begin(self, request: bytes, files: list[int]) -> _Answers:
         """Begin a command; a pipe of its own says its number, and how it ended."""
         reading, writing = os.pipe()
-        answers = open(reading, encoding="ascii")
+        answers = _Answers(reading)
         try:
             socket.send_fds(self.socket, [request], [writing, *files])
         except BrokenPipeError:
-            answers.close()
             raise _died() from None
         finally:
             os.close(writing)
         return answers
+
+
+class _Answers:
+    """The end of a pipe by which numbers come, a line each; it is closed with the last reference to it."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.said = number, b""
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+    def ready(self) -> bool:
+        """Say whether the next number, or the end, has come."""
+        return b"\n" in self.said or bool(select.select([self.number], [], [], 0)[0])
+
+    def read(self) -> int | None:
+        """Wait for the next number; None: nothing comes any more."""
+        while b"\n" not in self.said:
+            if not (more := os.read(self.number, 99)):
+                return None
+            self.said += more
+        line, _, self.said = self.said.partition(b"\n")
+        return int(line)
 
 
 def _died() -> RuntimeError:
