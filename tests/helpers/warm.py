@@ -34,7 +34,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-LIBRARIES = {"": "torch scipy.stats sklearn.metrics hydra omegaconf torch.utils.data", "fairseq": "fairseq"}
+LIBRARIES = {"": "torch scipy.stats sklearn.metrics hydra omegaconf torch.utils.data", "fairseq": "torch._dynamo fairseq"}
 REQUEST, FILES = 1 << 22, 16  # bytes and descriptors at most
 # Variables that are read at a process's start, and those of them that a fork heeds; the same of Python's options.
 AT_START = ("PYTHON", "LC_", "LANG", "LD_", "GLIBC_", "ATEN_", "OMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_")
@@ -267,6 +267,8 @@ def _serve(connection: socket.socket) -> dict | None:
             if not child:
                 os.close(writing)
                 asked = json.loads(request)
+                if asked["session"]:
+                    os.setsid()
                 _place(files, asked["files"])
                 return asked
             os.closerange(0, writing)
@@ -302,8 +304,6 @@ def _become(request: dict) -> None:
     options, words = [], request["words"]
     if words[0] == sys.executable:
         options, words = _split(words[1:])
-    if request["session"]:
-        os.setsid()
     at_once = "-u" in options or bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), "utf-8", newline="\n")
     sys.stdout, sys.stderr = (

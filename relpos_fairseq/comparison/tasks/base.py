@@ -211,8 +211,9 @@ def prepare_process() -> None:
     # fairseq-train's own format, whatever else has configured logging before.
     form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
     logging.basicConfig(format=form, level=logging.INFO, stream=sys.stdout, force=True)
-    for tool in ("train", "generate", "preprocess"):
-        importlib.import_module(f"fairseq_cli.{tool}")
+    # Every optimizer imports the compiler, a second's work.
+    for module in ("torch._dynamo", *(f"fairseq_cli.{tool}" for tool in ("train", "generate", "preprocess"))):
+        importlib.import_module(module)
 
 
 def fairseq(tool: str, arguments: Sequence[object], log: Path, threads: int = 1) -> Fork:
