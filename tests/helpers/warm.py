@@ -34,7 +34,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-LIBRARIES = {"": "torch scipy.stats sklearn.metrics hydra omegaconf torch.utils.data", "fairseq": "torch._dynamo fairseq"}
+LIBRARIES = {
+    "": "torch scipy.stats sklearn.metrics hydra omegaconf torch.utils.data",
+    "fairseq": "torch._dynamo fairseq",
+}
 REQUEST, FILES = 1 << 22, 16  # bytes and descriptors at most
 # Variables that are read at a process's start, and those of them that a fork heeds; the same of Python's options.
 AT_START = ("PYTHON", "LC_", "LANG", "LD_", "GLIBC_", "ATEN_", "OMP_", "KMP_", "MKL_", "ONEDNN_", "DNNL_")
