@@ -15,12 +15,13 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from _pytest.logging import catching_logs
 from hypothesis import Phase
 from hypothesis import settings as hypothesis_settings
 
@@ -74,6 +75,21 @@ gc.set_threshold(10_000, 10, 10)
 quick_configs.install()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a worker tell what is shown of a test: not that it begins and ends, nor, unless timed, that fixtures passed."""
+    shown = config.option.durations is not None or config.option.xmlpath
+    for worker in config.pluginmanager.get_plugins():
+        if type(worker).__name__ != "WorkerInteractor":
+            continue
+
+        def send(name: str, tell: Callable[..., None] = worker.sendevent, **event: Any) -> None:
+            passed = name == "testreport" and event["data"]["outcome"] == "passed" and event["data"]["when"] != "call"
+            if name not in ("logstart", "logfinish") and (shown or not passed):
+                tell(name, **event)
+
+        worker.sendevent = send
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where several processes share the tests, put the longest files first."""
     if hasattr(config, "workerinput"):
@@ -92,6 +108,27 @@ def _kept_by_files_before() -> None:
     """What the tests of earlier files left are modules and their tables, a second's walk in the end: they stay."""
     gc.collect()
     gc.freeze()
+    _apart[:] = [
+        logger
+        for logger in logging.root.manager.loggerDict.values()
+        if isinstance(logger, logging.Logger) and not logger.propagate
+    ]
+
+
+_apart: list[logging.Logger] = []  # loggers whose records do not reach the root's handlers
+
+
+def _attach(self: catching_logs) -> logging.Handler:
+    """Give pytest's handler to the loggers that need it: it would ask all 1,500, six times a test."""
+    if self.level is not None:
+        return _attach_asking_all(self)
+    for logger in (logging.root, *_apart):
+        logger.addHandler(self.handler)
+        self.attached_loggers.append(logger)
+    return self.handler
+
+
+_attach_asking_all, catching_logs.__enter__ = catching_logs.__enter__, _attach
 
 
 def _draw_anew() -> None:

@@ -56,7 +56,7 @@ def test_a_program_is_the_same(end: str, tmp_path: Path) -> None:
         here, there = (warm.run([sys.executable, *words, "a", "-b"], **how, anew=anew) for anew in (False, True))
         assert (here.returncode, here.stdout) == (there.returncode, there.stdout)
         assert here.returncode == status and here.stdout.count("end") == (end not in ("signal", "at once"))
-        assert here.stderr.splitlines()[-1:] == there.stderr.splitlines()[-1:]
+        assert here.stderr == there.stderr
     assert (tmp_path / "left").read_text() == "whole" if end == "a file left open" else not (tmp_path / "left").exists()
 
 
@@ -157,6 +157,19 @@ def test_a_command_is_talked_to_while_it_runs() -> None:
         other.kill()
         assert one.communicate("heard") == ("interrupted heard\n", None)
         assert (one.wait(), other.wait(), one.poll()) == (0, -signal.SIGKILL, 0)
+
+
+def test_a_shell_runs_programs_that_begin_warm(tmp_path: Path) -> None:
+    """Their pipes, arguments, folder, variables and statuses, several at once."""
+    says = "import os, sys; print(sys.argv[1:], os.getcwd(), os.environ['GIVEN'], sys.stdin.read()); sys.exit(3)"
+    dies = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    given = {"says": [sys.executable, "-c", says], "dies": [sys.executable, "-c", dies]}
+    with warm.programs(tmp_path, given):
+        words = "echo heard | GIVEN=1 says 'a b' | GIVEN=2 says; echo $?; dies; echo $?"
+        env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(["bash", "-c", words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    inner = f"['a b'] {tmp_path} 1 heard\n"
+    assert (done.stdout, done.stderr) == (f"[] {tmp_path} 2 {inner}\n\n3\n137\n", "")
 
 
 def test_a_fork_leaves_commands_to_the_process_that_began_them() -> None:

@@ -120,7 +120,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
 def temporary_path(path: Path) -> Path:
     """Return a name beside `path` that no other call of any process gives, with the same suffix."""
-    owner = f"{_host()}.{os.getpid()}.{_start_of(os.getpid())}.{next(_NUMBERS)}"
+    owner = f"{_host()}.{os.getpid()}.{_own_start()}.{next(_NUMBERS)}"
     return path.with_name(f"{TEMPORARY}{owner}-{path.name[-100:]}")
 
 
@@ -151,6 +151,15 @@ def _host() -> str:
     with suppress(OSError):
         return hashlib.sha256(f"{platform.node()} {os.readlink('/proc/self/ns/pid')}".encode()).hexdigest()[:8]
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+@cache
+def _own_start() -> str | None:
+    """Return when this process began."""
+    return _start_of(os.getpid())
+
+
+os.register_at_fork(after_in_child=_own_start.cache_clear)
 
 
 def _start_of(process: int) -> str | None:

@@ -108,7 +108,8 @@ def fine(tmp_path_factory):
         "sentencepiece": {"vocab_size": 4000, "model_type": "char", "character_coverage": 1.0},
     }.items():
         folders[kind] = tmp_path_factory.mktemp(kind)
-        train_tokenizer(kind, folders[kind], texts=texts, **options)
+        # Bytes are the same of any text.
+        train_tokenizer(kind, folders[kind], texts=texts[:100] if kind == "bpe" else texts, **options)
     return folders
 
 

@@ -29,7 +29,8 @@ import threading
 import time
 import types
 import warnings
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,52 @@ def run(
             raise
         texts = [file.seek(0) or io.TextIOWrapper(file, encoding="utf-8").read() for file in (said, errors)]
     return subprocess.CompletedProcess(words, status, texts[0], None if joined else texts[1])
+
+
+PROGRAM = """#!{python} -IS
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as door:
+    door.connect({door!r})
+    asked = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+    socket.send_fds(door, [b"%d " % len(asked)], [0, 1, 2])
+    door.sendall(asked)
+    os._exit(int(door.recv(9)))
+"""
+
+
+@contextmanager
+def programs(folder: Path, given: dict[str, list[str | Path]]) -> Iterator[None]:
+    """Write programs that a shell may run meanwhile: a name to the words that it stands for, which begin as `Popen`."""
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(b"\0" + f"relpos {os.getpid()} {folder}".encode()[:99])
+        door.listen()
+        for name in given:
+            text = PROGRAM.format(python=sys.executable, door=door.getsockname(), name=name)
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        threading.Thread(target=_let_in, args=(door, given), daemon=True).start()
+        yield
+        door.shutdown(socket.SHUT_RDWR)
+
+
+def _let_in(door: socket.socket, given: dict[str, list[str | Path]]) -> None:
+    with suppress(OSError):  # nobody asks any more
+        while True:
+            threading.Thread(target=_stand_for, args=(door.accept()[0], given), daemon=True).start()
+
+
+def _stand_for(asking: socket.socket, given: dict[str, list[str | Path]]) -> None:
+    """Run what a program asks for with its own files, and tell it the status that a shell knows."""
+    with asking, asking.makefile("rb") as asked:
+        said, files, *_ = socket.recv_fds(asking, 99, 3)
+        size, _, begun = said.partition(b" ")
+        name, words, cwd, env = json.loads(begun + asked.read(int(size) - len(begun)))
+        ends = dict(zip(("stdin", "stdout", "stderr"), files, strict=True))
+        process = Popen([*given[name], *words], cwd=cwd, env=env, fairseq=name.startswith("fairseq-"), **ends)
+        for file in files:
+            os.close(file)
+        status = process.wait()
+        asking.send(b"%d" % (status if status >= 0 else 128 - status))
 
 
 def _can_be_a_fork(words: list[str], env: dict[str, str]) -> bool:
@@ -374,11 +421,20 @@ if __name__ == "__main__":
         gc.freeze()  # else a fork's end walks through all of it, page by page
         asked = _serve(channel)
     if asked is not None:
+        status = 0
         try:
             _become(asked)
-        except SystemExit as ended:
-            if ended.code is not None and not isinstance(ended.code, int):
-                raise
-            _end(ended.code or 0)
+        except KeyboardInterrupt:  # ends by the signal
             raise
-        _end(0)
+        except SystemExit as ended:
+            status = ended.code or 0
+            if not isinstance(status, int):
+                print(status, file=sys.stderr)
+                status = 1
+        except BaseException as error:
+            trace, status = error.__traceback__, 1
+            while trace.tb_next and trace.tb_frame.f_code.co_filename == __file__:
+                trace = trace.tb_next
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
+        _end(status)
+        sys.exit(status)

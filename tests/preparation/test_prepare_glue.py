@@ -224,8 +224,10 @@ def test_lengths_are_kept(tmp_path, glue, tokenizer):
 
 def test_workers_change_nothing(tmp_path, glue, tokenizer, prepared, monkeypatch):
     monkeypatch.setattr(binarise, "CHUNK", 5)
-    prepare("glue", arguments(glue, tokenizer, tmp_path / "out", "--workers", "3"))
-    assert contents(tmp_path / "out", ".stages") == contents(prepared, ".stages")
+    tasks = ("MNLI", "STS-B")  # a task has nine pools of processes
+    prepare("glue", arguments(glue, tokenizer, tmp_path / "out", "--tasks", ",".join(tasks), "--workers", "3"))
+    for task in tasks:
+        assert contents(tmp_path / "out" / task) == contents(prepared / task) != {}
 
 
 def test_interrupted_run_goes_on(tmp_path, glue, tokenizer, prepared, monkeypatch, capsys):
