@@ -76,7 +76,7 @@ quick_configs.install()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let a worker tell what is shown of a test: not that it begins and ends, nor, unless timed, that fixtures passed."""
+    """Let a worker tell what is shown of a test: not its begin and end, nor, unless timed, that fixtures passed."""
     shown = config.option.durations is not None or config.option.xmlpath
     for worker in config.pluginmanager.get_plugins():
         if type(worker).__name__ != "WorkerInteractor":
