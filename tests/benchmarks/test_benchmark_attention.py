@@ -171,6 +171,8 @@ def test_needs_torch_alone() -> None:
     command = [*TINY, "--lengths", "12", "--max-tokens", "12", "--schemes", "m4"]
     program = (
         f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"
+        "from relpos_fairseq.benchmarks import measurement\n"
+        "measurement.wait_until_idle = lambda *_: False\n"
         "from relpos_fairseq.cli.main import main\n"
         f"sys.exit(main(['benchmark', 'attention', *{command}]))"
     )
