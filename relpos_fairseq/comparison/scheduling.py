@@ -23,7 +23,7 @@ from relpos_fairseq.comparison.tasks.base import prepare_process
 from relpos_fairseq.comparison.training_run import TrainingLog
 from relpos_fairseq.io.errors import BusyError, ToolError, UserError
 from relpos_fairseq.io.files import write_text
-from relpos_fairseq.io.processes import Fork
+from relpos_fairseq.io.processes import Fork, wait_for
 from relpos_fairseq.io.progress import counted, duration, progress, say
 
 RETRY = 30.0  # seconds until a run is tried again that another process has at work
@@ -204,7 +204,7 @@ class ProcessPool:
                         self.active[Fork(partial(self.comparison.finish, run), log)] = run
                     for fork in [fork for fork in self.active if fork.poll() is not None]:
                         self.take(fork, self.active.pop(fork))
-                    time.sleep(0.1)
+                    wait_for(self.active, 0.1)
         finally:
             for fork in self.active:
                 fork.end()

@@ -4,6 +4,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -188,7 +189,7 @@ class Fork:
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             while self.poll() is None:
-                time.sleep(POLL)
+                wait_for([self], POLL)
 
     def reason(self) -> str:
         """Return why the child failed: the signal that ended it, or the last error in its log."""
@@ -212,6 +213,19 @@ def last_line(log: Path, offset: int = 0) -> str:
     return lines[-1].strip()[:SHOWN] if lines else ""
 
 
+def wait_for(forks: Iterable[Fork], seconds: float) -> None:
+    """Sleep for some seconds, or, where the system tells of it, until one of the children ends."""
+    numbers: list[int] = []
+    try:
+        numbers.extend(os.pidfd_open(fork.pid) for fork in forks)
+        select.select(numbers, [], [], seconds)
+    except (AttributeError, OSError):  # another system, or an old one
+        time.sleep(seconds)
+    finally:
+        for number in numbers:
+            os.close(number)
+
+
 def in_fork(function: Callable[[], object], log: Path, name: str) -> Fork:
     """Run a function in a forked child and wait for its end; return the finished `Fork`.
 
@@ -222,7 +236,7 @@ def in_fork(function: Callable[[], object], log: Path, name: str) -> Fork:
     try:
         with doing(name, lambda: last_line(log, fork.offset)):
             while fork.poll() is None:
-                time.sleep(POLL)
+                wait_for([fork], POLL)
     finally:
         fork.end()
     if fork.status:

@@ -32,7 +32,7 @@ from relpos_fairseq.comparison.spec import make_spec
 from relpos_fairseq.comparison.tasks.base import Scored, Workspace
 from relpos_fairseq.io.errors import BusyError, ToolError
 from relpos_fairseq.io.files import write_json
-from relpos_fairseq.io.processes import Fork, in_fork
+from relpos_fairseq.io.processes import Fork, in_fork, wait_for
 from relpos_fairseq.io.stages import locked
 
 SMALL = {
@@ -487,6 +487,20 @@ def test_a_job_says_that_another_process_has_its_run(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="another process is at it: run the same command again later"):
         scheduling.finish_job(comparison, run)
     assert comparison.failure(run) is None
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_wait_ends_with_the_first_child(told, tmp_path, monkeypatch):
+    """Where the system tells of it; elsewhere after the time that is given."""
+    if not told:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    forks = [Fork(lambda: time.sleep(60), tmp_path / "long"), Fork(lambda: time.sleep(0.1), tmp_path / "short")]
+    began = time.monotonic()
+    wait_for(forks, 20 if told else 0.01)
+    assert forks[0].poll() is None and time.monotonic() - began < 10
+    assert not told or not hasattr(os, "pidfd_open") or forks[1].poll() == 0
+    for fork in forks:
+        fork.end()
 
 
 def end_of(fork):

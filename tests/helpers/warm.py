@@ -98,6 +98,13 @@ class Popen(subprocess.Popen):
             raise _died()
         self._child_created = True
 
+    def _wait(self, timeout: float | None) -> int:
+        """Wait for the answer, where `subprocess` would ask for it again and again."""
+        if self._answers is not None and self.returncode is None and timeout is not None:
+            if not self._answers.ready(timeout):
+                raise subprocess.TimeoutExpired(self.args, timeout)
+        return super()._wait(timeout)
+
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         if self._answers is None:
             return super()._try_wait(wait_flags)
@@ -282,9 +289,9 @@ class _Answers:
     def __del__(self) -> None:
         os.close(self.number)
 
-    def ready(self) -> bool:
-        """Say whether the next number, or the end, has come."""
-        return b"\n" in self.said or bool(select.select([self.number], [], [], 0)[0])
+    def ready(self, seconds: float = 0.0) -> bool:
+        """Say whether the next number, or the end, comes within some seconds."""
+        return b"\n" in self.said or bool(select.select([self.number], [], [], seconds)[0])
 
     def read(self) -> int | None:
         """Wait for the next number; None: nothing comes any more."""
