@@ -31,6 +31,9 @@ ENDS = {
     "names": ("def other(x: absent): pass", 1),
     "signal": ("sys.stdout.flush(); os.kill(os.getpid(), signal.SIGTERM)", -15),
     "at once": ("sys.stdout.flush(); os._exit(4)", 4),
+    "nothing said": ("sys.exit('')", 1),
+    "C": ("import ctypes; sys.stdout.flush(); ctypes.CDLL(None).printf(b'of C')", 0),
+    "a pipe without a reader": ("r, w = os.pipe(); kept = os.fdopen(w, 'w'); kept.write('x'); os.close(r)", 0),
     "no status": ("sys.exit()", 0),
     "a large one": ("sys.exit(258)", 2),
     "a thread": (
@@ -70,6 +73,8 @@ ANEW = {
     "warnings": ([sys.executable, "-W", "error", "-c", ""], {}),
     "another Python": (["/usr/bin/python3", "-c", ""], {}),
     "nothing": ([sys.executable], {}),
+    "no script": ([sys.executable, "absent.py"], {}),
+    "no program": ([str(Path(sys.executable).parent / "absent"), "a"], {}),
     "hashes": ([sys.executable, "-c", ""], {"PYTHONHASHSEED": "3"}),
     "locale": ([sys.executable, "-c", ""], {"LC_ALL": "C.ASCII"}),
     "instructions": ([sys.executable, "-c", ""], {"ATEN_CPU_CAPABILITY": "default"}),
@@ -79,8 +84,8 @@ ANEW = {
 @pytest.mark.parametrize("name", ANEW)
 def test_what_python_reads_at_its_start_is_begun_anew(name: str) -> None:
     words, more = ANEW[name]
-    assert not warm._can_be_a_fork(words, os.environ | more)
-    assert warm._can_be_a_fork([sys.executable, "-u", "-W", "ignore", "-c", ""], dict(os.environ))
+    assert not warm._can_be_a_fork(words, os.environ | more, Path())
+    assert warm._can_be_a_fork([sys.executable, "-u", "-W", "ignore", "-c", ""], dict(os.environ), Path())
 
 
 def test_draws_and_threads_are_a_process_of_its_own() -> None:
@@ -180,6 +185,34 @@ def test_a_fork_leaves_commands_to_the_process_that_began_them() -> None:
     if not child:
         os._exit(process.poll())
     assert os.waitpid(child, 0)[1] == 0 and process.wait() == 3
+    process = warm.Popen([sys.executable, "-c", "import time; time.sleep(0.5); exit(3)"])
+    child = os.fork()
+    if not child:
+        os._exit(process.wait(60))
+    assert os.waitpid(child, 0)[1] == 0 and process.wait() == 3
+
+
+def test_several_threads_ask_for_one_end() -> None:
+    for _ in range(5):
+        process = warm.Popen([sys.executable, "-c", "exit(3)"])
+        with ThreadPoolExecutor() as threads:
+            ends = [threads.submit(process.wait, 60) for _ in range(2)]
+            while process.poll() is None:
+                pass
+            assert [process.poll(), *(end.result() for end in ends)] == [3, 3, 3]
+
+
+def test_what_is_too_large_for_the_server_is_begun_anew() -> None:
+    given = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
+    try:
+        assert warm.Popen([sys.executable, "-c", ""], pass_fds=given).wait(60) == 0
+    finally:
+        for number in given:
+            os.close(number)
+    assert (
+        warm.run([sys.executable, "-c", ""], env=os.environ | {f"V{n}": "ü" * 50_000 for n in range(16)}).returncode
+        == 0
+    )
 
 
 def test_fairseqs_programs_find_it_loaded() -> None:

@@ -214,11 +214,17 @@ def last_line(log: Path, offset: int = 0) -> str:
 
 
 def wait_for(forks: Iterable[Fork], seconds: float) -> None:
-    """Sleep for some seconds, or, where the system tells of it, until one of the children ends."""
+    """Sleep for some seconds, or, where the system tells of it, until one of the children ends or has ended."""
+    forks = list(forks)
+    if any(fork.status is not None for fork in forks):
+        return
     numbers: list[int] = []
     try:
         numbers.extend(os.pidfd_open(fork.pid) for fork in forks)
-        select.select(numbers, [], [], seconds)
+        ends = select.poll()
+        for number in numbers:
+            ends.register(number, select.POLLIN)
+        ends.poll(1000 * seconds)
     except (AttributeError, OSError):  # another system, or an old one
         time.sleep(seconds)
     finally:

@@ -501,6 +501,7 @@ def test_a_wait_ends_with_the_first_child(told, tmp_path, monkeypatch):
     assert not told or not hasattr(os, "pidfd_open") or forks[1].poll() == 0
     for fork in forks:
         fork.end()
+    wait_for(forks, 60)  # they have ended
 
 
 def end_of(fork):
@@ -530,7 +531,7 @@ def test_a_comparison_survives_a_kill(tmp_path, monkeypatch, capsys):
     how = {"cwd": tmp_path, "env": environment(), "fairseq": True}
     first = warm.Popen(given, **how, stdout=subprocess.PIPE, text=True)
     for line in first.stdout:
-        if line.startswith("[3/"):
+        if line.startswith(f"[{tasks}/"):  # when the last task begins
             break
     first.kill()
     first.wait()
@@ -552,7 +553,8 @@ def test_a_comparison_survives_a_kill(tmp_path, monkeypatch, capsys):
     assert len(failed) == tasks and all("unknown position scheme" in line for line in failed)
     one = json.loads(next((tmp_path / "small" / "corpus").glob("*.json")).read_text())
     assert set(one["sets"]["test"]["values"]) == {"BLEU", "chrF"} and one["parameters"] > 10**6
-    assert one["megabytes"] > 100 and one["validations"][-1]["updates"] == 12
+    assert one["validations"][-1]["updates"] == 12
+    assert all(json.loads(text)["megabytes"] > 100 for text in kept.values())  # a kill may come before it is noted
     assert not list((tmp_path / "work").rglob("*.pt"))
     # the same runs on another machine: nothing to do but the failed ones
     moved = tmp_path / "elsewhere"

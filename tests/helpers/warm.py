@@ -10,6 +10,7 @@ with RELPOS_ONNX=full all.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import faulthandler
 import fcntl
 import gc
@@ -67,10 +68,18 @@ class Popen(subprocess.Popen):
     def __init__(self, words: list[str | Path], *, anew: bool = False, fairseq: bool = False, **given: Any) -> None:
         from helpers import FULL  # not as this file begins: as a program it has no `helpers`
 
-        words, env = [str(word) for word in words], dict(given.get("env") or os.environ)
+        words = words if isinstance(words, str) else [str(word) for word in words]
+        env = dict(given.get("env") or os.environ)
+        there = Path(given.get("cwd") or ".")
         self._answers: _Answers | None = None
-        can = given.keys() <= set(GIVEN) and not given.get("shell") and _can_be_a_fork(words, env)
-        self._anew = anew or FULL or not can
+        can = (
+            given.keys() <= set(GIVEN)
+            and not given.get("shell")
+            and isinstance(words, list)
+            and _can_be_a_fork(words, env, there)
+        )
+        few = len(given.get("pass_fds", ())) <= FILES - 4 and len(json.dumps([words, env])) < REQUEST >> 2
+        self._anew = anew or FULL or not can or not few
         of_fairseq = Path(words[0]).name.startswith("fairseq-") or words[2:3] and words[2].startswith("fairseq_cli.")
         self._kind = "fairseq" if fairseq or of_fairseq else ""
         self._owner = os.getpid()
@@ -100,7 +109,7 @@ class Popen(subprocess.Popen):
 
     def _wait(self, timeout: float | None) -> int:
         """Wait for the answer, where `subprocess` would ask for it again and again."""
-        if self._answers is not None and self.returncode is None and timeout is not None:
+        if self._answers is not None and self.returncode is None and timeout is not None and os.getpid() == self._owner:
             if not self._answers.ready(timeout):
                 raise subprocess.TimeoutExpired(self.args, timeout)
         return super()._wait(timeout)
@@ -108,6 +117,8 @@ class Popen(subprocess.Popen):
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         if self._answers is None:
             return super()._try_wait(wait_flags)
+        if os.getpid() != self._owner:  # in a fork of this process it is no child
+            return self.pid, 0
         if wait_flags & os.WNOHANG and not self._answers.ready():
             return 0, 0
         status = self._answers.read()
@@ -123,11 +134,14 @@ class Popen(subprocess.Popen):
             return super()._internal_poll(_deadstate, **more)
         if self.returncode is None and os.getpid() != self._owner:  # in a fork of this process it is no child
             self.returncode = _deadstate or 0
-        if self.returncode is None:
-            with suppress(RuntimeError) if _deadstate else nullcontext():  # of `subprocess` itself, which asks all
-                pid, status = self._try_wait(os.WNOHANG)
-                if pid:
-                    self._handle_exitstatus(status)
+        if self.returncode is None and self._waitpid_lock.acquire(False):
+            try:
+                with suppress(RuntimeError) if _deadstate else nullcontext():  # of `subprocess` itself, which asks all
+                    pid, status = self._try_wait(os.WNOHANG) if self.returncode is None else (0, 0)
+                    if pid:
+                        self._handle_exitstatus(status)
+            finally:
+                self._waitpid_lock.release()
         return self.returncode
 
 
@@ -186,7 +200,10 @@ with socket.socket(socket.AF_UNIX) as door:
 
 @contextmanager
 def programs(folder: Path, given: dict[str, list[str | Path]]) -> Iterator[None]:
-    """Write programs that a shell may run meanwhile: a name to the words that it stands for, which begin as `Popen`."""
+    """Write programs that a shell may run meanwhile: a name to the words that it stands for, which begin as `Popen`.
+
+    They have the shell's input, output and errors; signals, limits and other files do not reach them.
+    """
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(b"\0" + f"relpos {os.getpid()} {folder}".encode()[:99])
         door.listen()
@@ -219,14 +236,15 @@ def _stand_for(asking: socket.socket, given: dict[str, list[str | Path]]) -> Non
         asking.send(b"%d" % (status if status >= 0 else 128 - status))
 
 
-def _can_be_a_fork(words: list[str], env: dict[str, str]) -> bool:
+def _can_be_a_fork(words: list[str], env: dict[str, str], cwd: Path) -> bool:
     """Say whether a command asks nothing of Python's start that the forked process has otherwise."""
     program, *options = words
     if program == sys.executable:
         _, options = _split(options)
-        known = options and (options[0] in ("-c", "-m") or not options[0].startswith("-"))
+        known = options and (options[0] in ("-c", "-m") or (cwd / options[0]).is_file())
     else:
-        known = Path(program).parent == Path(sys.executable).parent and not Path(program).name.startswith("python")
+        ours = Path(program).parent == Path(sys.executable).parent and Path(program).is_file()
+        known = ours and not Path(program).name.startswith("python")
     return bool(known) and _read_at_start(env) == _read_at_start(os.environ)
 
 
@@ -243,8 +261,16 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     return found, words
 
 
-@cache
+_begun = threading.RLock()  # the server that has more is begun by the one that has less
+
+
 def _server(kind: str) -> _Server:
+    with _begun:
+        return _kept_server(kind)
+
+
+@cache
+def _kept_server(kind: str) -> _Server:
     return _Server(kind)
 
 
@@ -291,7 +317,9 @@ class _Answers:
 
     def ready(self, seconds: float = 0.0) -> bool:
         """Say whether the next number, or the end, comes within some seconds."""
-        return b"\n" in self.said or bool(select.select([self.number], [], [], seconds)[0])
+        end = select.poll()
+        end.register(self.number, select.POLLIN)
+        return b"\n" in self.said or bool(end.poll(1000 * seconds))
 
     def read(self) -> int | None:
         """Wait for the next number; None: nothing comes any more."""
@@ -304,7 +332,7 @@ class _Answers:
 
 
 def _died() -> RuntimeError:
-    _server.cache_clear()
+    _kept_server.cache_clear()
     return RuntimeError("the process whose forks are commands of tests has died")
 
 
@@ -362,7 +390,8 @@ def _become(request: dict) -> None:
     if words[0] == sys.executable:
         options, words = _split(words[1:])
     at_once = "-u" in options or bool(os.environ.get("PYTHONUNBUFFERED"))
-    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), "utf-8", newline="\n")
+    as_bytes = sys.__stdout__.errors  # how the locale has them where they are no UTF-8
+    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), "utf-8", as_bytes, newline="\n")
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(
             open(number, "wb", buffering=0 if at_once else -1, closefd=False),  # a fork of this fork has its own
@@ -372,7 +401,7 @@ def _become(request: dict) -> None:
             line_buffering=number == 2,
             write_through=at_once,
         )
-        for number, errors in ((1, "strict"), (2, "backslashreplace"))
+        for number, errors in ((1, as_bytes), (2, "backslashreplace"))
     )
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     if "PYTHONFAULTHANDLER" in os.environ:
@@ -406,15 +435,19 @@ def _become(request: dict) -> None:
 def _end(status: int) -> None:
     """End as Python does, but for taking apart what is loaded: that is most of a short command's time.
 
-    Where threads go on, which may have what is taken apart, Python is left to it.
+    What is left open is flushed, and not finished as an archive would be by its destructor.  Where threads go on, which
+    may have what is taken apart, Python is left to it.
     """
     if any(thread.daemon for thread in threading.enumerate()):
         return
     threading._shutdown()
     atexit._run_exitfuncs()
     for part in gc.get_objects():
-        if issubclass(type(part), io.IOBase) and not part.closed and part.writable():
-            part.flush()
+        if issubclass(type(part), io.IOBase) and part not in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                part.flush()
+    sys.stdout.flush()
+    ctypes.CDLL(None).fflush(None)
     os._exit(status & 0xFF)
 
 
@@ -434,7 +467,7 @@ if __name__ == "__main__":
         except KeyboardInterrupt:  # ends by the signal
             raise
         except SystemExit as ended:
-            status = ended.code or 0
+            status = 0 if ended.code is None else ended.code
             if not isinstance(status, int):
                 print(status, file=sys.stderr)
                 status = 1
