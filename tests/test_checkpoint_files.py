@@ -129,3 +129,11 @@ def test_loading_runs_no_code(tmp_path: Path) -> None:
     torch.save({"model": pytest.raises}, tmp_path / "a.pt")
     with pytest.raises(UserError, match="holds code or objects"):
         load(tmp_path / "a.pt")
+
+
+def test_memory_that_fairseq_never_fills_may_be_anything():
+    """Its adaptive inputs register a number of it, which is NaN now and then."""
+    broken = torch.tensor([float("nan")])
+    check_finite({"decoder.embed_tokens._float_tensor": broken}, "model.pt")
+    with pytest.raises(UserError, match="model.pt holds decoder.embed_tokens.weight, which is not finite"):
+        check_finite({"decoder.embed_tokens.weight": broken}, "model.pt")
