@@ -183,7 +183,7 @@ UNFILLED = "_float_tensor"  # a buffer of fairseq's adaptive inputs and softmax:
 def check_finite(tensors: Mapping[str, Tensor], path: str | Path, error: type[UserError] = UserError) -> None:
     """Raise an error that names a tensor with values that are no numbers: the training diverged."""
     for name, value in tensors.items():
-        if name.endswith(UNFILLED) or not isinstance(value, Tensor) or not value.is_floating_point():
+        if str(name).endswith(UNFILLED) or not isinstance(value, Tensor) or not value.is_floating_point():
             continue
         if not _is_finite(value):
             raise error(
