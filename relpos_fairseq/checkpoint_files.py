@@ -183,9 +183,8 @@ UNFILLED = "_float_tensor"  # a buffer of fairseq's adaptive inputs and softmax:
 def check_finite(tensors: Mapping[str, Tensor], path: str | Path, error: type[UserError] = UserError) -> None:
     """Raise an error that names a tensor with values that are no numbers: the training diverged."""
     for name, value in tensors.items():
-        if str(name).endswith(UNFILLED) or not isinstance(value, Tensor) or not value.is_floating_point():
-            continue
-        if not _is_finite(value):
+        numbers = isinstance(value, Tensor) and value.is_floating_point() and not str(name).endswith(UNFILLED)
+        if numbers and not _is_finite(value):
             raise error(
                 f"{path} holds {name}, which is not finite (NaN or infinite values: the training diverged, or the file "
                 f"was damaged): give another checkpoint"

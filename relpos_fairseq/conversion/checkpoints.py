@@ -8,7 +8,7 @@ from typing import Any
 
 from fairseq.models import ARCH_MODEL_REGISTRY
 
-from relpos_fairseq.checkpoint_files import building, check_checkpoint, load
+from relpos_fairseq.checkpoint_files import UNFILLED, building, check_checkpoint, load
 from relpos_fairseq.conversion import layouts
 from relpos_fairseq.conversion.huggingface_ledger import kept_places
 from relpos_fairseq.conversion.layouts import ENCODER, State
@@ -110,7 +110,7 @@ def _source_of(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
 # Options of the model that change no output or that its tensors say, and those of fairseq's RobertaModel alone.
 _SILENT = ("_name", "max_positions", "load_checkpoint_heads")
 _SILENT += ("checkpoint_activations", "offload_activations", "min_params_to_wrap")
-_BUFFERS = ("._float_tensor", "sentence_encoder.version")
+_BUFFERS = (f".{UNFILLED}", "sentence_encoder.version")
 _FAIRSEQS = ("spectral_norm_classification_head", "mha_heads_to_keep", "ffn_blocks_to_remove")
 
 

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -502,6 +503,23 @@ def test_a_wait_ends_with_the_first_child(told, tmp_path, monkeypatch):
     for fork in forks:
         fork.end()
     wait_for(forks, 60)  # they have ended
+
+
+def test_a_wait_takes_any_descriptor(tmp_path):
+    """`select` knows no number above 1,023."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < 3000:
+        pytest.skip(f"a process may open {limits[1]} files at most")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3000, limits[1]))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        fork = Fork(lambda: time.sleep(0.1), tmp_path / "log")
+        wait_for([fork], 60)
+        assert end_of(fork) == 0
+    finally:
+        for number in held:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def end_of(fork):

@@ -2,9 +2,9 @@
 
 A fairseq command takes four seconds to begin, three of them for other libraries.  What differs from a process that
 was begun anew: these libraries and what they import are there first, strings hash alike in all forks of a server,
-output is a file and not a pipe, whose last holder would be waited for, and `ps` shows another command line.  Commands
-that are about any of this are begun anew, as is what Python reads at its start (options, PYTHON* and the locale), and
-with RELPOS_ONNX=full all.
+umask, limits and ignored signals are the server's, `run` takes output by a file and not a pipe, whose last holder would
+be waited for, and `ps` shows another command line.  Commands that are about any of this are begun anew, as is what
+Python reads at its start (options, PYTHON* and the locale), and with RELPOS_ONNX=full all.
 """
 
 from __future__ import annotations

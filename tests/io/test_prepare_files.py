@@ -79,6 +79,22 @@ def leave(path: Path, in_child: bool) -> Path:
     return temporary
 
 
+def test_a_fork_has_a_beginning_of_its_own(tmp_path):
+    """Else its temporary files would look like those of an ended process."""
+
+    def owner() -> tuple:
+        return files._OWNED.match(files.temporary_path(tmp_path / "a").name).group("process", "start")
+
+    def own() -> tuple:
+        return str(os.getpid()), files._start_of(os.getpid())
+
+    assert owner() == own()
+    child = os.fork()
+    if not child:
+        os._exit(owner() != own())
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.parametrize("name", ["m4", "x-m4", "[x]", "a" * 240 + ".txt"])
 def test_leftovers_of_ended_processes_alone_are_removed(tmp_path, name):
     """Neither a live job's, nor another file's whose name ends alike, nor another machine's; no name is a pattern."""
