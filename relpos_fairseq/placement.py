@@ -239,7 +239,6 @@ class Placement(nn.Module):
         self.register_buffer("scheme_version", encode_text(plan.describe()))
         self._random = RandomizedPositions(plan.random_range, plan.shape.seed_name)
         self._always_random = plan.always_random
-        logger.info("positions of %s: %s", plan.shape.seed_name or "model", plan.describe())
 
     def layer_schemes(self, layer: int) -> SchemeStack:
         """Build the schemes that belong to one layer, counted from 0, and are not shared."""
@@ -386,7 +385,8 @@ class Placement(nn.Module):
         return [scheme for scheme in self.shared if _stands(scheme, plan)]
 
     def check_before(self, owner: nn.Module) -> None:
-        """Check a checkpoint's schemes and options before the layers of `owner` load their tables."""
+        """Log what they are, and check a checkpoint's schemes and options before the layers of `owner` load theirs."""
+        logger.info("positions of %s: %s", self.plan.shape.seed_name or "model", self.plan.describe())
         owner.register_load_state_dict_pre_hook(self._check_owner)
 
     def _check_owner(self, owner: nn.Module, state_dict: dict, prefix: str, *rest: Any) -> None:

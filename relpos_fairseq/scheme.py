@@ -444,8 +444,8 @@ class LossReport(Protocol):
     def lose(self, text: str, moved: float = 0.0) -> None:
         """Report what the target cannot express, and the largest change of a table."""
 
-    def limit(self, text: str) -> None:
-        """Report the only inputs for which the conversion is exact."""
+    def limit(self, length: int, reason: str = "") -> None:
+        """Report the longest input in tokens for which the conversion is exact, and why."""
 
 
 @dataclass(frozen=True)
@@ -472,7 +472,7 @@ class ConversionSource:
         if error:
             self.report.lose(f"{self.old.name}: {name} over {old} is averaged over {new}", error)
         elif beyond:
-            self.report.limit(f"inputs of up to {length} tokens ({self.new.name} reads its ends beyond)")
+            self.report.limit(length, f"{self.new.name} reads its ends beyond")
         gain = self.old.scalar_gain / self.new.scalar_gain
         return table if gain == 1 else table * gain
 

@@ -46,9 +46,11 @@ import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.conversion import layouts, reshaping
+from relpos_fairseq.conversion.attention_check import largest_difference
 from relpos_fairseq.conversion.layouts import ENCODER, Params, Place, State, Tables, places, places_of
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
 from relpos_fairseq.conversion.reshaping import merge_layers, resize, spread_heads
+from relpos_fairseq.options import in_order
 from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import ConversionSource, PositionScheme
 
@@ -56,7 +58,7 @@ STARTS = ("neutral", "own")
 
 
 def neutral_parameters(scheme: PositionScheme) -> Params | None:
-    """Return parameters at which `scheme` changes nothing, or None where there are none."""
+    """Return parameters at which `scheme` changes nothing, which it then has, or None where there are none."""
     if scheme.never_neutral:
         return None
     scheme.start_neutral()
@@ -180,18 +182,43 @@ def convert(
     work = _Work(source, target, tables, report, start, fill, layouts.count_layers(content))
     made, fresh = work.members()
     work.report_unused()
-    if report.losses and not allow_loss:
-        raise NotExactError(
-            f"{source.name} -> {target.name} is not exact: {'; '.join(report.lost)}. Convert "
-            f"approximately (--approximate) or choose a target that keeps it",
-            "; ".join(report.lost),
-        )
+    if not allow_loss:
+        _refuse_losses(report, source, target)
     content = _shift_projections(content, fresh, report)
     content = _mean_into_tokens(content, work.dropped_positions(), report)
     dtype = next(value.dtype for value in content.values() if value.is_floating_point())
     for params in itertools.chain(*made.values()):
         params.update({name: value.to(dtype) for name, value in params.items()})
-    return Conversion(layouts.join(content, made, target) | work.versions(state), report)
+    result = layouts.join(content, made, target) | work.versions(state)
+    if report.exact and source.describe() != target.describe():
+        longest = min(source.shape.max_positions, target.shape.max_positions)
+        moved = largest_difference(state, source, result, target, min(longest, report.longest or longest))
+        for text in _other_options(source, target) if moved else []:
+            report.lose(f"{text} (attention differs by {moved:.2g} of its values)")
+        if not allow_loss:
+            _refuse_losses(report, source, target)
+    return Conversion(result, report)
+
+
+def _refuse_losses(report: ConversionReport, source: PositionPlan, target: PositionPlan) -> None:
+    if report.losses:
+        raise NotExactError(
+            f"{source.name} -> {target.name} is not exact: {'; '.join(report.lost)}. Convert "
+            f"approximately (--approximate) or choose a target that keeps it",
+            "; ".join(report.lost),
+        )
+
+
+def _other_options(source: PositionPlan, target: PositionPlan) -> list[str]:
+    """Return in words the options of which members of both plans have different values, or that none has."""
+    old = {member.scheme.name: member.options for member in source.members}
+    found = [
+        f"{member.scheme.name}: {option.name} {after} instead of {before}"
+        for member in target.members
+        for option in in_order(member.scheme.takes if member.scheme.name in old else ())
+        if (before := getattr(old[member.scheme.name], option.name)) != (after := getattr(member.options, option.name))
+    ]
+    return found or ["what attention shows, though the rules lose nothing"]
 
 
 @dataclass
@@ -221,6 +248,7 @@ class _Work:
         fresh = []
         for place in places(self.target):
             rows = []
+            first: Params = {}  # of layers that begin anew, which may have parameters in common
             for layer in range(1 if place.on_input else self.layers):
                 if place.index(layer) is None:
                     rows.append({})
@@ -230,6 +258,8 @@ class _Work:
                     params = self._converted(place, scheme, layer)
                 else:
                     params = self._started(scheme)
+                    first = first or params
+                    params |= {name: first[name] for name in scheme.common_parameters}
                     fresh.append((layer, scheme))
                 rows.append(_checked(spread_heads(params, scheme, self.report), scheme))
             if not place.on_input:
@@ -252,6 +282,7 @@ class _Work:
         return fit_to_target(apply_rule(source), source)
 
     def _started(self, scheme: PositionScheme) -> Params:
+        own = {name: value.detach().clone() for name, value in scheme.named_parameters()}
         values = neutral_parameters(scheme)
         if values is not None and self.start == "neutral":
             if values:
@@ -259,7 +290,7 @@ class _Work:
             return values
         reason = scheme.never_neutral or "--init own"
         self.report.lose(f"{scheme.name} starts at its own initial values ({reason})")
-        return {name: value.detach().clone() for name, value in scheme.named_parameters()}
+        return own
 
     def versions(self, state: State) -> State:
         """Return what a scheme remembers beside its parameters: the source's where it has the scheme, else new."""

@@ -196,7 +196,7 @@ def _positions(state: State, length: int, report: ConversionReport) -> dict[str,
             if len(table) < length:
                 raise ConversionError(f"--positions {length}: the source has {len(table)}")
             state[f"{side}.positions.shared.0.table"] = table[:length]
-        report.limit(f"inputs of up to {length} tokens (--positions)")
+        report.limit(length, "--positions")
     clip = 0
     for name in tables:
         table, place = state.pop(name)[None], name.removesuffix(".table")

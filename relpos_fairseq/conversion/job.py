@@ -327,7 +327,7 @@ def to_relpos(job: Job, source: EncoderSource) -> CheckpointResult:
     _check_used(job, source, values)
     given = {"allow_loss": job.approximate, "start": job.init, "fill": job.fill}
     done = convert(source.state, source.plan, plan, **given)
-    probe = _probe(job, source, values)
+    probe = _probe(job, source, values, done.report.longest)
 
     def run(_: Path) -> tuple[Outputs, Outputs]:
         before = source.outputs(probe.tokens, probe.segments)
@@ -390,9 +390,10 @@ def _check_used(job: Job, source: EncoderSource, values: dict[str, Any]) -> None
         raise ConversionError("--init own: no table is new: leave it out")
 
 
-def _probe(job: Job, source: EncoderSource, values: dict[str, Any]) -> Probe:
-    """Draw random input that source and result can both read."""
+def _probe(job: Job, source: EncoderSource, values: dict[str, Any], within: int | None) -> Probe:
+    """Draw random input that source and result can both read, of at most `within` tokens (None: any number)."""
     longest = min(int(source.values["max_positions"]), int(values["max_positions"]))
+    longest = min(longest, within or longest)
     segments = source.plan.segment_encoding != "none" and source.plan.num_segments > 1
     new = source.vocabulary is not None and source.vocabulary.rows[-1] < 0  # <mask>
     return Probe.draw(source.rows - new, longest, segments, job.seed)
@@ -414,7 +415,7 @@ def to_huggingface(job: Job, source: EncoderSource, log: Log) -> FolderResult:
     head = job.head or own_head(source)
     config, weights, report = to_hf(source, FAMILIES[job.to.removeprefix("hf-")].name, vocabulary, head)
     report.compared = transformers_release()
-    probe = _probe(job, source, source.values)
+    probe = _probe(job, source, source.values, report.longest)
     kind = head_of(config, str(source.path)) or MASKED_LM
 
     def run(folder: Path) -> tuple[Outputs, Outputs]:

@@ -3,7 +3,8 @@
 fairseq's RoBERTa, or a relpos_roberta with other positions, is converted to the scheme of the flags; every step is
 logged, and each loss is a warning. Encoders and decoders of the other relpos models are converted where that is exact,
 and else refused. A resume and `--restore-file` never convert: a checkpoint with other positions is an error that names
-both schemes, and for a plain RoBERTa one that says how to convert it. No outputs are compared.
+both schemes, and for a plain RoBERTa one that says how to convert it. Attention is compared (`attention_check`), the
+models' outputs are not.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ class ConversionReport:
         losses: what the target cannot express, with the largest change of a table entry where that
             is known; empty where the rules lose nothing.
         limits: inputs outside of which an exact conversion is not promised.
+        longest: the longest input within them, in tokens; None: any.
         dropped: what the source holds beside the model that outputs compare, and the result does not.
         compared: the program whose outputs the result's were compared with; empty: none was run.
         not_compared: why no outputs were compared; empty: they were, or nobody tried.
@@ -58,6 +59,7 @@ class ConversionReport:
     steps: list[str] = field(default_factory=list)
     losses: dict[str, float] = field(default_factory=dict)
     limits: list[str] = field(default_factory=list)
+    longest: int | None = None
     dropped: list[str] = field(default_factory=list)
     compared: str = ""
     not_compared: str = ""
@@ -79,9 +81,11 @@ class ConversionReport:
     def lost(self) -> list[str]:
         return [f"{text} (rows move by up to {moved:.3g})" if moved else text for text, moved in self.losses.items()]
 
-    def limit(self, text: str) -> None:
-        """Record, once, the inputs for which the conversion holds."""
+    def limit(self, length: int, reason: str = "") -> None:
+        """Record, once, the longest input in tokens for which the conversion holds."""
+        text = f"inputs of up to {length} tokens" + (f" ({reason})" if reason else "")
         self.limits += [text] * (text not in self.limits)
+        self.longest = min(length, self.longest or length)
 
     def lines(self) -> list[str]:
         """Return the report; it says `exact` only where no outputs were expected or they were compared."""
@@ -114,11 +118,11 @@ class Probe:
     def draw(cls, rows: int, longest: int, segments: bool, seed: int = 0, batch: int = 3) -> Probe:
         """Draw one of `batch` rows; the last row of the embedding's `rows`, <mask>, occurs too."""
         random = torch.Generator().manual_seed(seed)
-        length = max(min(longest, 48), 3)
+        length = max(min(longest, 48), 2)
         tokens = torch.randint(FIRST, max(rows, FIRST + 1), (batch, length), generator=random)
         division = torch.zeros_like(tokens)
         for row in range(batch):
-            end = max(length - row * (length // 4), 3)
+            end = max(length - row * (length // 4), min(length, 3))
             tokens[row, 0], tokens[row, end - 1], tokens[row, end:] = BOS, EOS, PADDING
             division[row, end // 2 : end] = 1
         return cls(tokens, division if segments else None)

@@ -85,7 +85,7 @@ def resize(table: Tensor, length: int, fill: str | None, report: ConversionRepor
         return table
     if length < known:
         report.step(f"absolute positions cut from {known} to {length}")
-        report.limit(f"inputs of up to {length} tokens")
+        report.limit(length)
         return table.narrow(axis, 0, length)
     if fill is None:
         raise ValueError(
@@ -96,7 +96,7 @@ def resize(table: Tensor, length: int, fill: str | None, report: ConversionRepor
         )
     if fill == "tile":
         report.step(f"absolute positions {known}..{length - 1} repeat those from 0")
-        report.limit(f"inputs of up to {known} tokens")
+        report.limit(known)
         return table.index_select(axis, torch.arange(length, device=table.device) % known)
     report.lose(f"{known} absolute positions are stretched over {length}")
     where = torch.arange(length, dtype=torch.float64, device=table.device) * (known - 1) / (length - 1)

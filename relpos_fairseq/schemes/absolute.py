@@ -69,7 +69,7 @@ class Sinusoidal(PositionScheme):
 def _from_waves(source: ConversionSource) -> dict[str, Tensor]:
     """Convert from sinusoidal: w_i = the sinusoid at i, up to the table's length."""
     length = source.new.shape.max_positions
-    source.report.limit(f"inputs of up to {length} tokens (the table of {source.new.name})")
+    source.report.limit(length, f"the table of {source.new.name}")
     index = torch.arange(length) + FAIRSEQ_OFFSET
     return {"table": sinusoid(index, source.new.shape.embed_dim)}
 

@@ -79,8 +79,7 @@ def _other_options(source: ConversionSource) -> dict[str, Tensor]:
         for options in fixed:
             source.report.lose(f"rope: {options.rope_scaling} by {options.rope_factor:g}")
         if not fixed:
-            length = min(old.trained_length, new.trained_length)
-            source.report.limit(f"inputs of up to {length} tokens (rope)")
+            source.report.limit(min(old.trained_length, new.trained_length), "rope")
     return source.params
 
 

@@ -128,8 +128,7 @@ def _other_options(source: ConversionSource) -> dict[str, Tensor]:
     """Convert from other options: report that another clamp_len is equal up to the shorter of the two."""
     old, new = source.old.options.clamp_len, source.new.options.clamp_len
     if old != new:
-        shorter = min({old, new} - {0})
-        source.report.limit(f"inputs of up to {shorter + 1} tokens (clamp_len)")
+        source.report.limit(min({old, new} - {0}) + 1, "clamp_len")
     return source.params
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import ENCODERS, taking
+from helpers import FULL
 from helpers.conversion import POSITIONS, config, converted, difference, random_state
 from helpers.lm_models import randomized, small_lm, small_xl, stream
-from relpos_fairseq.conversion import Conversion, NotExactError, convert, layouts
+from relpos_fairseq.conversion import Conversion, ConversionError, NotExactError, convert, layouts
 from relpos_fairseq.conversion.layouts import ENCODER
 from relpos_fairseq.conversion.on_load import prepare_sides
 from relpos_fairseq.conversion.report import ConversionReport, Probe, outputs_of
 from relpos_fairseq.conversion.reshaping import resize
 from relpos_fairseq.conversion.source import plan_of
 from relpos_fairseq.models.building import build_roberta
-from relpos_fairseq.options import SHARE
+from relpos_fairseq.options import RANDOMIZATION, SHARE, Choice, Option, in_order
 from relpos_fairseq.relations import Bucketed, Clipped, Folded
 from relpos_fairseq.scheme import PositionMismatchError, remap_distances
 from relpos_fairseq.schemes import scheme_class, scheme_names
@@ -65,6 +68,16 @@ def test_every_parameter_is_declared_and_neutral_or_says_why_not(name):
     assert set(found) - {"theta"} == set(scheme.tables) - alone
     neutral = [part for part, table in found.items() if table.neutral is not None]
     assert bool(scheme.never_neutral) == (not neutral and name != "none")
+
+
+@pytest.mark.parametrize("scheme", NEUTRAL)
+def test_a_scheme_is_added_at_its_own_values(scheme):
+    target = config(f"learned+{scheme}")
+    done, _ = converted(config("learned"), target, allow_loss=True, start="own")
+    assert f"{scheme} starts at its own initial values (--init own)" in done.report.lost
+    (place,) = [place for place in layouts.places(plan_of(target)) if place.name == scheme]
+    for name, value in place.build(plan_of(target), 0).named_parameters():
+        torch.testing.assert_close(done.state[place.prefix(0) + name].float(), value.detach(), msg=name)
 
 
 @pytest.mark.parametrize("scheme", NEUTRAL)
@@ -369,6 +382,59 @@ def test_language_models_are_converted_on_load_exactly(make, scheme):
     with pytest.raises(PositionMismatchError, match="trained with .* cannot compute the same"):
         other = make(position_scheme="alibi")
         prepare_sides({"model": dict(old.state_dict()), "cfg": {"model": options}}, "o", other)
+
+
+def other_values(option: Option) -> tuple[str, ...]:
+    """Values that a user may give, beside `auto`; a scheme may refuse some of them.  Each night more."""
+    values = option.choices if isinstance(option, Choice) else ("0.5", "2", "5")
+    return values if FULL else values[-2:]
+
+
+@pytest.mark.parametrize("scheme", [name for name in ENCODERS if scheme_class(name).takes - RANDOMIZATION])
+def test_another_value_of_an_option_is_exact_or_named(scheme):
+    """Whosever option it is, and whether or not a rule knows of it."""
+    compared = 0
+    for option in in_order(option for option in scheme_class(scheme).takes if not option.training_only):
+        for value in other_values(option):
+            pair = [config(scheme), config(scheme, **{option.field: value})]
+            try:
+                plan_of(pair[1])
+            except ValueError:
+                continue
+            for source, target in (pair, pair[::-1]):
+                with contextlib.suppress(ConversionError):  # tables of another width
+                    done = convert(random_state(source), plan_of(source), plan_of(target), allow_loss=True)
+                    if done.report.exact:
+                        assert difference(source, target, done.state, done.report.longest) < 1e-5, option.name
+                    compared += 1
+    assert compared > 1
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "named"),
+    [
+        ("sandwich", {"position_sandwich_dim": "8"}, "sandwich: sandwich_dim 8 instead of 128"),
+        ("fire", {"position_fire_threshold": "2"}, "fire: fire_threshold 2.0 instead of 512.0"),
+        ("log_cpb", {"position_cpb_form": "dynamic"}, "log_cpb: cpb_form dynamic instead of swin"),
+        ("transformer_xl", {"clamp_len": "3"}, ""),
+    ],
+)
+def test_an_option_that_no_rule_knows_is_named(scheme, options, named):
+    source, target = config(scheme), config(scheme, **options)
+    if not named:
+        assert converted(source, target)[0].report.longest == 4
+        return
+    with pytest.raises(NotExactError, match=named):
+        converted(source, target)
+    done, _ = converted(source, target, allow_loss=True)
+    assert [text for text in done.report.lost if text.startswith(f"{named} (attention differs by")]
+
+
+def test_a_decoders_option_is_not_changed_on_load_unsaid():
+    old, new = small_lm(position_scheme="sandwich"), small_lm(position_scheme="sandwich", position_sandwich_dim="8")
+    checkpoint = {"model": dict(randomized(old).state_dict()), "cfg": {"model": {"position_scheme": "sandwich"}}}
+    with pytest.raises(PositionMismatchError, match=r"cannot compute the same .*sandwich_dim 8 instead of"):
+        prepare_sides(checkpoint, "old.pt", new)
 
 
 relations = st.one_of(

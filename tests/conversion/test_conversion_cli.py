@@ -97,6 +97,31 @@ def test_approximations_are_asked_for_and_measured(command, plain, tmp_path, cap
     assert printed_difference(text) > 1e-3 and "KL divergence" in text
 
 
+def test_another_option_of_the_same_scheme_is_an_approximation(command, plain, tmp_path, capsys):
+    """Not an error that asks for a report, nor silently another function."""
+    first, change = tmp_path / "first", ("--to", "learned+sandwich", "--position-sandwich-dim", "8")
+    assert command(plain["legacy"][0], "--to", "learned+sandwich", "--approximate", "--out", first) == 0
+    capsys.readouterr()
+    assert command(first / "model.pt", *change, "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert "sandwich: sandwich_dim 8 instead of 128" in error and "--approximate" in error
+    assert command(first / "model.pt", *change, "--approximate", "--out", tmp_path / "out") == 0
+    text = capsys.readouterr().out
+    assert "lost      sandwich: sandwich_dim 8 instead of 128" in text and "exact     no" in text
+    assert printed_difference(text) > 1e-4
+
+
+def test_what_holds_for_short_inputs_is_compared_on_them(command, plain, tmp_path, capsys):
+    first, out = tmp_path / "first", tmp_path / "out"
+    begin = ("--to", "transformer_xl", "--approximate", "--init", "own")
+    assert command(plain["legacy"][0], *begin, "--out", first) == 0
+    capsys.readouterr()
+    assert command(first / "model.pt", "--to", "transformer_xl", "--clamp-len", "5", "--out", out) == 0
+    text = capsys.readouterr().out
+    assert "holds for inputs of up to 6 tokens (clamp_len)" in text and "exact     yes" in text
+    assert printed_difference(text) < 1e-5
+
+
 def test_bad_input_is_one_line(command, plain, tmp_path, capsys):
     path, _ = plain["legacy"]
     short, other = tmp_path / "short.pt", tmp_path / "other.pt"

@@ -312,8 +312,8 @@ class _Answers:
     def __init__(self, number: int) -> None:
         self.number, self.said = number, b""
 
-    def __del__(self) -> None:
-        os.close(self.number)
+    def __del__(self, close=os.close) -> None:  # `os` may be gone as Python ends
+        close(self.number)
 
     def ready(self, seconds: float = 0.0) -> bool:
         """Say whether the next number, or the end, comes within some seconds."""
