@@ -13,6 +13,7 @@ from helpers.scheme_calls import call
 from relpos_fairseq.attention import attend
 from relpos_fairseq.conversion.algebra import convert
 from relpos_fairseq.conversion.layouts import ENCODER
+from relpos_fairseq.nn.self_attention import SelfAttention
 from relpos_fairseq.placement import Placement, PositionMismatchError
 
 KEY = "unscaled_version"
@@ -68,9 +69,9 @@ def test_conversion_keeps_it(old: str, remembered: int | None) -> None:
     """A new member is the listing's; one that the source had stays what it was."""
     before, after = plan_of(Case(old), causal=True), plan_of(Case("cope+rel_scalar"), causal=True)
     prefix = f"{ENCODER}.layers.0.self_attn."
-    state = {f"{prefix}{part}_proj.{kind}": torch.ones(8) for part in "qk" for kind in ("weight", "bias")}
-    own = Placement(before).layer_schemes(0)
-    state |= {f"{prefix}position.{name}": value for name, value in own.state_dict().items()}
+    shape = before.shape
+    own = SelfAttention(shape.embed_dim, shape.num_heads, Placement(before).layer_schemes(0), before.scale)
+    state = {f"{prefix}{name}": value for name, value in own.state_dict().items()}
     key = f"{prefix}position.0.{KEY}"
     if remembered is None:
         state.pop(key, None)
