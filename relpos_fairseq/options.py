@@ -90,6 +90,11 @@ class Option:
         return self.auto if isinstance(self.auto, str) else f"{self.auto:g}"
 
     @property
+    def metavar(self) -> str:
+        """What follows the flag in --help."""
+        return "X"
+
+    @property
     def flag(self) -> str:
         return f"--{self.field.replace('_', '-')}"
 
@@ -107,8 +112,25 @@ class Option:
             return self.read(text, shape)
         return self.auto(shape) if callable(self.auto) else self.auto
 
-    def check_auto(self, scheme: str) -> None:
-        """Raise a ValueError if `auto` is a value that a user of the scheme may not give."""
+    def check(self, scheme: str) -> None:
+        """Raise a ValueError, which names the scheme that takes it, for a declaration that cannot be."""
+        start = f"position scheme {scheme}: option {self.name!r}"
+        if not self.name.isidentifier():
+            raise ValueError(f"{start}: a name has letters, digits and _, and begins with a letter")
+        if callable(self.auto):
+            if self.auto_help is None:
+                raise ValueError(f"{start}: auto is a function: say in auto_help what it means")
+        elif self.auto is not None and not self.may_be(self.auto):
+            raise ValueError(f"{start} has auto={self.auto!r}: give {self.values}, or None")
+
+    @property
+    def values(self) -> str:
+        """What a user may give, in words."""
+        return "a value"
+
+    def may_be(self, value: Any) -> bool:
+        """Tell whether a value is one that `read` may return."""
+        return True
 
     def memory(self, value: Any, shape: AttentionShape) -> str | None:
         """Return a checkpoint's entry for a value, or None where it has none."""
@@ -128,9 +150,16 @@ class Number(Option):
 
     least: int | Callable[[AttentionShape], int] = 0
 
-    def check_auto(self, scheme: str) -> None:
-        if isinstance(self.auto, int) and isinstance(self.least, int) and self.auto < self.least:
-            raise ValueError(f"position scheme {scheme}: {self.name} has auto={self.auto}, below least={self.least}")
+    @property
+    def metavar(self) -> str:
+        return "N"
+
+    @property
+    def values(self) -> str:
+        return "a whole number" if callable(self.least) else f"a whole number >= {self.least}"
+
+    def may_be(self, value: Any) -> bool:
+        return type(value) is int and (callable(self.least) or value >= self.least)
 
     def read(self, text: str, shape: AttentionShape) -> int:
         least = self.least(shape) if callable(self.least) else self.least
@@ -149,6 +178,11 @@ class Number(Option):
 class Factor(Option):
     """A positive number."""
 
+    values = "a number > 0"
+
+    def may_be(self, value: Any) -> bool:
+        return type(value) in (int, float) and 0 <= value < float("inf")  # 0: none, which is `auto` alone
+
     def read(self, text: str, shape: AttentionShape) -> float:
         try:
             value = float(text)
@@ -162,6 +196,12 @@ class Factor(Option):
 @dataclass(frozen=True, kw_only=True)
 class Factors(Option):
     """Several positive numbers, joined by commas."""
+
+    values = "numbers > 0, joined by commas"
+    metavar = "X,X"
+
+    def may_be(self, value: Any) -> bool:
+        return isinstance(value, tuple) and all(type(one) in (int, float) and 0 < one < float("inf") for one in value)
 
     def read(self, text: str, shape: AttentionShape) -> tuple[float, ...]:
         with suppress(ValueError):
@@ -187,15 +227,29 @@ class Choice(Option):
     choices: tuple[str, ...] = ("on", "off")
     older: dict[str, str] = field(default_factory=dict, hash=False)
 
-    def check_auto(self, scheme: str) -> None:
-        if self.choices == ("on", "off") and isinstance(self.auto, str) and self.auto not in self.choices:
-            raise ValueError(f"position scheme {scheme}: {self.name} has auto={self.auto!r}: give on or off")
+    def check(self, scheme: str) -> None:
+        if not (isinstance(self.choices, tuple) and len(self.choices) > 1):
+            raise ValueError(
+                f"position scheme {scheme}: option {self.name!r} has choices={self.choices!r}: "
+                f"give a tuple of two words at least"
+            )
+        super().check(scheme)
+
+    @property
+    def metavar(self) -> str:
+        return "|".join(self.choices)
+
+    @property
+    def values(self) -> str:
+        return f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
+
+    def may_be(self, value: Any) -> bool:
+        return value in self.choices
 
     def read(self, text: str, shape: AttentionShape) -> str:
         text = self.older.get(text, text)
         if text not in self.choices:
-            words = f"auto, {', '.join(self.choices[:-1])} or {self.choices[-1]}"
-            raise ValueError(f"{self.flag} must be {words}, got {text}")
+            raise ValueError(f"{self.flag} must be auto, {self.values}, got {text}")
         return text
 
     def memory(self, value: str, shape: AttentionShape) -> str | None:
@@ -209,26 +263,32 @@ def in_order(options: Iterable[Option]) -> tuple[Option, ...]:
     return tuple(sorted(options, key=lambda option: (option.place, option.name)))
 
 
-def declared_options() -> tuple[tuple[str, bool], ...]:
-    """List (config field, training_only) of every option in the order of --help, without importing a scheme.
+READ = ("name", "place", "help", "prefix", "training_only", "choices")  # by declared_options: they must be literals
+
+
+def declared_options() -> tuple[Option, ...]:
+    """List every option in the order of --help, without `auto` and bounds, and without importing a scheme.
 
     A scheme's file imports torch, which no command's --help should wait for.  The declarations
     (`NEAR = Number(name="near", place=110, ...)`) are therefore read from the sources; the fields that are
     read here must be literals.
     """
     here = Path(__file__).parent
+    kinds = {kind.__name__: kind for kind in (Number, Factor, Factors, Choice)}
     found = []
     for file in (Path(__file__), here / "rotation.py", *(here / "schemes").glob("*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             call = getattr(node, "value", None)
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("Number", "Factor", "Factors", "Choice"):
-                read: dict[str, Any] = {
-                    part.arg: part.value.value
-                    for part in call.keywords
-                    if isinstance(part.value, ast.Constant) and part.arg in ("name", "place", "prefix", "training_only")
-                }
-                found.append(Option(help="", auto=None, **read))
-    return tuple((option.field, option.training_only) for option in in_order(found))
+            if isinstance(call, ast.Call) and (kind := kinds.get(getattr(call.func, "id", ""))):
+                try:
+                    read = {part.arg: ast.literal_eval(part.value) for part in call.keywords if part.arg in READ}
+                    found.append(kind(auto=None, **read))
+                except (TypeError, ValueError) as error:
+                    raise ValueError(
+                        f"{file}, line {node.lineno}: an option's name, place, help and choices are literals, which "
+                        f"relpos convert --help reads from this file ({error})"
+                    ) from error
+    return in_order(found)
 
 
 class SchemeOptions(SimpleNamespace):
@@ -311,11 +371,10 @@ RESET_CLS = Choice(
 INIT = Choice(
     name="init",
     place=45,
-    help="tables start as in the paper or its code (paper; N(0, 0.02) where neither says) or where "
-    "they change least of the logits (neutral)",
+    help="tables start as the table of schemes says (own), as in the paper or its code (paper; N(0, 0.02) where "
+    "neither says) or where they change least of the logits (neutral)",
     auto="own",
-    auto_help="as the table of schemes says",
-    choices=("paper", "neutral"),
+    choices=("own", "paper", "neutral"),
     remembered=False,
     training_only=True,
 )

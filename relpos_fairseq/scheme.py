@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.options import INIT, RANDOMIZATION, SCALE, AttentionShape, Option, SchemeOptions
+from relpos_fairseq.options import INIT, RANDOMIZATION, SCALE, SHARE, AttentionShape, Option, SchemeOptions
 from relpos_fairseq.positions import Positions, is_exported, is_transformed
 from relpos_fairseq.relations import Clipped, DistanceRelation, Relation
 from relpos_fairseq.terms import PositionTerms, Reset
@@ -171,7 +171,7 @@ class PositionScheme(nn.Module):
     def __init_subclass__(cls, **rest: Any) -> None:
         """Add the options of randomized positions to `takes` if the scheme uses positions, else remove them."""
         super().__init_subclass__(**rest)
-        cls.takes = cls.takes - RANDOMIZATION | (RANDOMIZATION if cls.uses_positions else set())
+        cls.takes = frozenset(cls.takes) - RANDOMIZATION | (RANDOMIZATION if cls.uses_positions else set())
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         super().__init__()
@@ -228,8 +228,16 @@ class PositionScheme(nn.Module):
 
     @classmethod
     def table_of(cls, parameter: str) -> Table:
-        """Return the declaration of a parameter."""
-        return RESET_TABLE if parameter == "theta" else cls.tables[parameter]
+        """Return the declaration of a parameter.
+
+        Raises:
+            ValueError: it has none.
+        """
+        if parameter == "theta":
+            return RESET_TABLE
+        if parameter not in cls.tables:
+            raise ValueError(f"position scheme {cls.name}: its `tables` lack the parameter {parameter}: add its Table")
+        return cls.tables[parameter]
 
     @classmethod
     def has_position_table(cls) -> bool:
@@ -428,14 +436,19 @@ def check_declared(name: str, cls: type[PositionScheme]) -> None:
         raise ValueError(f"position scheme {name!r}: a name has small letters, digits and _, and begins with a letter")
     if getattr(cls, "info", None) is None:
         raise ValueError(f"position scheme {name}: {cls.__name__} needs info = SchemeInfo(...), its row in the tables")
+    if cls.default_share not in (None, *SHARE.choices):
+        raise ValueError(f"position scheme {name}: default_share is {SHARE.values}, or None, got {cls.default_share!r}")
+    if not all(isinstance(option, Option) for option in cls.takes):
+        raise ValueError(f"position scheme {name}: takes is a frozenset of options, got {cls.takes!r}")
     others = {option.name: (option, other) for other, kind in REGISTER.items() for option in kind.takes}
     for option in cls.takes:
+        option.check(name)
         first, other = others.get(option.name, (option, name))
         if (first.place, first.help) != (option.place, option.help):
             raise ValueError(
-                f"position scheme {name}: option {option.name} is another one of {other}: take that, or rename it"
+                f"position schemes {other} and {name} declare two options {option.name}: take one of them for both, or "
+                f"rename one"
             )
-        option.check_auto(name)
 
 
 class LossReport(Protocol):

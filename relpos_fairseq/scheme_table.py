@@ -10,7 +10,7 @@ from relpos_fairseq.attention import AttentionInputs, blocked, native, sdpa, tri
 from relpos_fairseq.calls import small_call
 from relpos_fairseq.config import AUTO_CLIP, PositionConfig, resolve
 from relpos_fairseq.io.files import write_text
-from relpos_fairseq.options import in_order
+from relpos_fairseq.options import Option, in_order
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.scheme import AttentionShape, PositionScheme
 from relpos_fairseq.schemes import scheme_class, scheme_names
@@ -152,18 +152,16 @@ def listing(width: int = 80) -> str:
 
 
 def description(name: str) -> str:
-    """Return what is known of one scheme, a line each: equation, options, initial values, costs, backends.
+    """Return what is known of one scheme: equation, initial values, costs, backends, a line each, then its options.
 
     Raises:
         ValueError: There is no such scheme.
     """
     scheme, info = scheme_class(name), scheme_class(name).info
-    options = ", ".join(option.flag for option in in_order(scheme.takes)) or "none"
     lines = {
         "paper": info.source,
         "logits": info.logits,
         "acts on": acts_on(scheme),
-        "options": options,
         "one table for": scheme.default_share or "-",
         "starts at": info.starts_at,
         "clip distance": clip(scheme) + (" (translation / language model / RoBERTa)" if scheme.clip else ""),
@@ -176,7 +174,13 @@ def description(name: str) -> str:
         textwrap.fill(f"{key:14} {text}", 80, subsequent_indent=" " * 15, break_on_hyphens=False)
         for key, text in lines.items()
     ]
-    return "\n".join([f"{name}: {first}", *body])
+    return "\n".join([f"{name}: {first}", *body, *map(_option, in_order(scheme.takes))])
+
+
+def _option(option: Option) -> str:
+    auto = f"; auto: {option.auto_text}" if option.auto_text else ""
+    text = textwrap.fill(option.help + auto, 80, initial_indent=" " * 15, subsequent_indent=" " * 15)
+    return f"{option.flag} {option.metavar}\n{text}"
 
 
 TABLES = {"table": markdown, "list": lambda: markdown(SHORT_HEADINGS, short_rows())}

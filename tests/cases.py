@@ -95,6 +95,7 @@ def _cases() -> list[Case]:
         Case("fire", {"position_share": "heads", "position_reset_cls": "on"}),
         Case("deberta", {"position_projections": "one"}),
         Case("tupe", {"position_projections": "one"}),
+        Case("tupe_a", {"position_projections": "one"}),
         Case("tupe", {"position_scalars": "inside", "position_scale": "1"}),
         Case("shaw", {"position_keys": "off"}),
         Case("t5", {"position_buckets": "0", "position_share": "heads"}),
@@ -111,6 +112,7 @@ def _cases() -> list[Case]:
         ),
         Case("xpos", {"position_xpos_base": "4", "position_rope_pairs": "halves"}),
         Case("xpos", {"position_xpos_base": "0"}),
+        Case("xpos", {"position_rope_base": "50"}),
         Case("xpos+m2+shaw", {"position_xpos_base": "3"}),
         Case("pope", {"position_rope_base": "50"}),
         Case("tupe_released", {"position_reset_cls": "off"}),
@@ -145,6 +147,7 @@ def _cases() -> list[Case]:
 
 CASES = _cases()
 SHORT = {"position_rope_length": "4"}
+TURNS = {"position_rope_slow_turns": "0.1", "position_rope_fast_turns": "2"}  # 4 tokens turn the first pair 0.6 times
 LONGROPE = {
     "position_rope_scaling": "longrope",
     "position_rope_factor": "4",
@@ -158,7 +161,8 @@ BEYOND = [
     *(Case("rope", {"position_rope_scaling": s} | SHORT) for s in ("linear", "ntk", "yarn")),
     Case("rope", {"position_rope_scaling": "dynamic", "position_rope_factor": "3"} | SHORT),
     Case("rope", {"position_rope_scaling": "ntk", "position_rope_factor": "3"}),
-    Case("rope", {"position_rope_scaling": "llama3", "position_rope_fast_turns": "1.5"} | SHORT),
+    *(Case("rope", {"position_rope_scaling": s} | TURNS | SHORT) for s in ("yarn", "llama3")),
+    Case("rope", {"position_rope_scaling": "yarn", "position_rope_attention_factor": "1.5"} | SHORT),
     *(Case("rope", LONGROPE | {"position_rope_length": length}) for length in ("4", "50")),
     Case("fire", {"position_fire_threshold": "3"}),
     Case("fire+m4", {"position_fire_threshold": "2", "position_reset_cls": "on"}),

@@ -731,21 +731,22 @@ SCHEMES: dict[str, Callable[[Pair, Params, Options], Parts]] = dict.fromkeys(INP
     for name, function in globals().items()
     if getattr(function, "__annotations__", {}).get("return") == "Parts"
 }
-OWN_SCALE_FACTOR = {
+OWN_SCALE_FACTOR: dict[str, float | Callable[[Options], float]] = {
     "deberta": 3.0,
-    "deberta_released": 3.0,
+    "deberta_released": lambda options: 3.0 if options["terms"] == "both" else 2.0,  # 1 + the number of terms
     "tupe": 2.0,
     "tupe_a": 2.0,
     "tupe_released": 2.0,
 }  # every other scheme: 1
 
 
-def scale(names: Sequence[str], head_dim: int, scale_factor: float | None) -> float:
+def scale(members: Sequence[tuple[str, Params, Options]], head_dim: int, scale_factor: float | None) -> float:
     """1 / sqrt(C D); a hybrid's members must agree on C unless it is given (M4M App. C)."""
     if scale_factor is None:
-        factors = {OWN_SCALE_FACTOR.get(name, 1.0) for name in names if name not in INPUT_SCHEMES}
+        found = [(OWN_SCALE_FACTOR.get(name, 1.0), o) for name, _, o in members if name not in INPUT_SCHEMES]
+        factors = {factor(o) if callable(factor) else factor for factor, o in found}
         if len(factors) > 1:
-            raise ValueError(f"{'+'.join(names)} disagree on the scale: {sorted(factors)}")
+            raise ValueError(f"{'+'.join(name for name, _, _ in members)} disagree on the scale: {sorted(factors)}")
         scale_factor = factors.pop() if factors else 1.0
     return 1.0 / math.sqrt(scale_factor * head_dim)
 
@@ -825,7 +826,10 @@ def attention(
     """
     for name, _, _ in members:
         if name not in SCHEMES:
-            raise ValueError(f"scheme must be one of {sorted(SCHEMES)}, got {name}")
+            raise ValueError(
+                f"no oracle of {name}: write a function `{name}` in tests/naive.py that returns Parts (there are "
+                f"{', '.join(sorted(SCHEMES))})"
+            )
     if (segments is None) != (segment_table is None):
         raise ValueError("segments and segment_table go together, got one of them")
     (batch, heads, tgt_len, dim), src_len = q.shape, k.shape[2]
@@ -838,7 +842,7 @@ def attention(
     indices = [slots] * batch if index is None else index.tolist()
     seg = None if segments is None else segments.tolist()
     seg_table = None if segment_table is None else segment_table.double().tolist()
-    factor = scale([name for name, _, _ in members], dim, scale_factor)
+    factor = scale(members, dim, scale_factor)
 
     def logit(b: int, h: int, t: int, j: int, visible: list[int]) -> tuple[float, float, list[Parts]]:
         """Content, and what the schemes add to it, of one pair in one head."""

@@ -20,14 +20,16 @@ from relpos_fairseq.options import declared_options
 
 # Options of the result beside its scheme, by the names of our models' config.
 POSITIONS = (
-    *(name for name, training_only in declared_options() if not training_only),
-    *("segment_encoding", "segment_share", "num_segments"),
+    *((option.field, option.help, option.metavar) for option in declared_options() if not option.training_only),
+    ("segment_encoding", "of sentence pairs", "none|input|head"),
+    ("segment_share", "who has one table of segments in common", "none|heads|layers|both"),
+    ("num_segments", "number of segments", "N"),
 )
 Positions = make_dataclass(
     "Positions",
     [
-        (name, str | None, option(None, metavar="VALUE", group="positions of the result (SRC's, or auto)"))
-        for name in POSITIONS
+        (name, str | None, option(None, text, metavar=values, group="positions of the result (SRC's, or auto)"))
+        for name, text, values in POSITIONS
     ],
     kw_only=True,
 )
@@ -76,7 +78,7 @@ class Convert(Positions):
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.conversion.job import Job, convert_on_disk
 
-        given = {name: getattr(self, name) for name in POSITIONS}
+        given = {name: getattr(self, name) for name, _, _ in POSITIONS}
         job = Job(
             to=self.to,
             given=given | {"max_positions": self.positions},

@@ -107,7 +107,8 @@ def match_members(sources: list[Place], targets: list[Place]) -> dict[str, str]:
 def fit_to_target(params: Params, source: ConversionSource) -> Params:
     """Add and drop parameters as the target's options require, after a rule was applied.
 
-    Parameters that the options add start at zero; those that they drop are reported as lost if they are not neutral.
+    Parameters that the options add start at their neutral values, or the scheme's own where a `Table` has none; those
+    that they drop are reported as lost if they are not neutral.
 
     Args:
         params: parameters that a rule returned.
@@ -119,7 +120,10 @@ def fit_to_target(params: Params, source: ConversionSource) -> Params:
     for name in wanted.keys() - params.keys():
         if name == "theta" and not silent:
             report.lose(f"{new.name}: the reset takes the first token's row and column")
-    added = {name: torch.zeros_like(wanted[name]) for name in wanted if name not in params}
+    added = {}
+    for name in wanted.keys() - params.keys():
+        neutral = new.table_of(name).neutral
+        added[name] = wanted[name].detach() if neutral is None else torch.full_like(wanted[name], neutral)
     for name, value in params.items():
         if name not in wanted and (bool(value.any()) or (name == "theta" and not silent)):
             meaning = old.table_of(name).meaning or name
@@ -193,7 +197,8 @@ def convert(
     if report.exact and source.describe() != target.describe():
         longest = min(source.shape.max_positions, target.shape.max_positions)
         moved = largest_difference(state, source, result, target, min(longest, report.longest or longest))
-        for text in _other_options(source, target) if moved else []:
+        unknown = ["what attention shows, though the rules lose nothing"]
+        for text in (_other_options(source, target) or unknown) if moved else []:
             report.lose(f"{text} (attention differs by {moved:.2g} of its values)")
         if not allow_loss:
             _refuse_losses(report, source, target)
@@ -209,16 +214,15 @@ def _refuse_losses(report: ConversionReport, source: PositionPlan, target: Posit
         )
 
 
-def _other_options(source: PositionPlan, target: PositionPlan) -> list[str]:
-    """Return in words the options of which members of both plans have different values, or that none has."""
-    old = {member.scheme.name: member.options for member in source.members}
-    found = [
+def _other_options(source: PositionPlan, target: PositionPlan, name: str = "") -> list[str]:
+    """Return in words the options of which members of both plans have different values; with a name, of that member."""
+    old = {member.scheme.name: member.options for member in source.members if name in ("", member.scheme.name)}
+    return [
         f"{member.scheme.name}: {option.name} {after} instead of {before}"
         for member in target.members
         for option in in_order(member.scheme.takes if member.scheme.name in old else ())
         if (before := getattr(old[member.scheme.name], option.name)) != (after := getattr(member.options, option.name))
     ]
-    return found or ["what attention shows, though the rules lose nothing"]
 
 
 @dataclass
@@ -261,7 +265,7 @@ class _Work:
                     first = first or params
                     params |= {name: first[name] for name in scheme.common_parameters}
                     fresh.append((layer, scheme))
-                rows.append(_checked(spread_heads(params, scheme, self.report), scheme))
+                rows.append(self._checked(spread_heads(params, scheme, self.report), scheme))
             if not place.on_input:
                 names = tuple(name for name, _ in scheme.named_parameters())
                 alike = names if place.shared else scheme.common_parameters
@@ -280,6 +284,21 @@ class _Work:
             self.report.step(f"{name} as {place.name}")
         source = ConversionSource(params, old, new, self.report)
         return fit_to_target(apply_rule(source), source)
+
+    def _checked(self, params: Params, scheme: PositionScheme) -> Params:
+        """Return the parameters of a scheme once their shapes are right.
+
+        Raises:
+            ConversionError: one has another shape than the scheme's; names options of the scheme that differ.
+        """
+        for name, parameter in scheme.named_parameters():
+            if params[name].shape != parameter.shape:
+                options = _other_options(self.source, self.target, scheme.name)
+                raise ConversionError(
+                    f"{scheme.name}: {name} came out as {tuple(params[name].shape)}, and the target needs "
+                    f"{tuple(parameter.shape)}: {'; '.join(options) or 'the sizes of the models differ'}"
+                )
+        return params
 
     def _started(self, scheme: PositionScheme) -> Params:
         own = {name: value.detach().clone() for name, value in scheme.named_parameters()}
@@ -325,21 +344,6 @@ class _Work:
                     self.report.step(f"{name} left out (its tables are neutral)")
                 continue
             self.report.lose(describe_dropped(name, [params for _, params in unused]))
-
-
-def _checked(params: Params, scheme: PositionScheme) -> Params:
-    """Return the parameters of a scheme once their shapes are right.
-
-    Raises:
-        ConversionError: one has another shape than the scheme's.
-    """
-    for name, parameter in scheme.named_parameters():
-        if params[name].shape != parameter.shape:
-            raise ConversionError(
-                f"{scheme.name}: {name} came out as {tuple(params[name].shape)}, and the target "
-                f"needs {tuple(parameter.shape)}: the models' sizes differ"
-            )
-    return params
 
 
 def _mean_into_tokens(content: State, means: list[Tensor], report: ConversionReport) -> State:

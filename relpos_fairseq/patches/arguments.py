@@ -12,7 +12,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -33,6 +33,7 @@ NEEDS = {
 }
 # The least value of an option of generation with which fairseq's search begins.
 LEAST = {"beam": 1, "nbest": 1}
+HELP = {"-h", "--help"}
 OF_SEARCH = frozenset(field.name for field in fields(GenerationConfig))
 
 
@@ -41,9 +42,12 @@ def parse_args_and_arch(
 ):
     """Take from a checkpoint of ours what an evaluation is not told of its task; refuse copies of a generation.
 
-    Names our flag for --encoder-learned-pos and --decoder-learned-pos.
+    Names our flag for --encoder-learned-pos and --decoder-learned-pos. --help beside --arch has the model's flags.
     """
     arguments = sys.argv[1:] if input_args is None else input_args
+    if HELP.intersection(arguments) and any(re.match(r"(--arch|-a)(=|$)", word) for word in arguments):
+        others = [word for word in arguments if word not in HELP]
+        return original(parser, others, modify_parser=print_help_at_last(modify_parser))
     refuse_given(arguments)
     usage = parser.error
 
@@ -72,6 +76,20 @@ def parse_args_and_arch(
     if saved and not getattr(parser, "asks_again", False):
         tell_replaced(saved, vars(known))
     return parsed
+
+
+def print_help_at_last(modify: Callable[[argparse.ArgumentParser], None] | None) -> Callable:
+    """Return a `modify_parser` that prints --help and exits at its second call, when the parser has all flags."""
+    calls = itertools.count()
+
+    def both(parser: argparse.ArgumentParser) -> None:
+        if modify is not None:
+            modify(parser)
+        if next(calls):
+            parser.print_help()
+            parser.exit()
+
+    return both
 
 
 def refuse_misfit(args: argparse.Namespace) -> None:

@@ -31,6 +31,16 @@ def checkpoint(briefly) -> Path:
     return briefly("--position-scheme", "m4")
 
 
+def test_help_has_the_flags_of_a_model():
+    """That of fairseq alone ends before it knows which model it is."""
+    start = ("fairseq-train", "--user-dir", USER_DIR, "--optimizer", "adam")
+    text = " ".join(cli.command(*start, "--arch", "relpos_transformer_tiny", "--help").split())
+    assert "--position-buckets" in text and "number of buckets; 0: none, a scalar for each distance" in text
+    assert "--encoder-layers" in text and "--adam-betas" in text
+    other = cli.command(*start, "--arch=transformer_lm", "-h")
+    assert "--decoder-layers" in other and "--position-buckets" not in other
+
+
 # T1: the tail of the data.
 
 

@@ -14,7 +14,7 @@ from relpos_fairseq.schemes import scheme_names
 def test_pages_have_the_tables_of_the_code(page: str) -> None:
     """`relpos schemes --write PAGE` would change nothing."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert scheme_table.renewed(text) == text
+    assert scheme_table.renewed(text) == text, f"run: relpos schemes --write {page}"
 
 
 def test_the_list_has_a_line_of_80_columns_for_each(capsys: pytest.CaptureFixture) -> None:

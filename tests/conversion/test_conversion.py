@@ -65,9 +65,9 @@ def test_every_parameter_is_declared_and_neutral_or_says_why_not(name):
     scheme = place.build(plan, 0)
     found = {part: scheme.table_of(part) for part, _ in scheme.named_parameters()}
     alone = {part for part, table in scheme.tables.items() if table.copies}  # of another option
-    assert set(found) - {"theta"} == set(scheme.tables) - alone
+    assert set(found) - {"theta"} == set(scheme.tables) - alone, f"{name}: what its `tables` say and its parameters"
     neutral = [part for part, table in found.items() if table.neutral is not None]
-    assert bool(scheme.never_neutral) == (not neutral and name != "none")
+    assert bool(scheme.never_neutral) == (not neutral and name != "none"), f"{name}: Table.neutral, or never_neutral"
 
 
 @pytest.mark.parametrize("scheme", NEUTRAL)
@@ -428,6 +428,21 @@ def test_an_option_that_no_rule_knows_is_named(scheme, options, named):
         converted(source, target)
     done, _ = converted(source, target, allow_loss=True)
     assert [text for text in done.report.lost if text.startswith(f"{named} (attention differs by")]
+
+
+def test_what_an_option_adds_begins_as_its_table_says():
+    """Neutral where the table has such a value, else as the scheme begins."""
+    done, _ = converted(config("deberta_released"), config("deberta_released", position_norm="on"), allow_loss=True)
+    for name, start in (("norm_weight", 1), ("norm_bias", 0)):
+        found = [value for key, value in done.state.items() if key.endswith(f".position.0.{name}")]
+        assert found and all(bool((value == start).all()) for value in found)
+
+
+def test_a_width_of_tables_is_named():
+    with pytest.raises(
+        ConversionError, match=r"log_cpb: hidden_weight came out as .*: log_cpb: cpb_width 5 instead of"
+    ):
+        converted(config("log_cpb"), config("log_cpb", position_cpb_width="5"))
 
 
 def test_a_decoders_option_is_not_changed_on_load_unsaid():

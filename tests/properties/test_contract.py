@@ -15,7 +15,17 @@ from cases import LIKE_OTHERS, Case, build, kinds_of
 from helpers import ROOT, warm
 from relpos_fairseq import scheme_table
 from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
-from relpos_fairseq.options import CLIP_DISTANCE, INIT, SHARE, Choice, Number, declared_options, in_order
+from relpos_fairseq.options import (
+    CLIP_DISTANCE,
+    INIT,
+    SHARE,
+    Choice,
+    Factor,
+    Factors,
+    Number,
+    declared_options,
+    in_order,
+)
 from relpos_fairseq.placement import Placement, PositionMismatchError
 from relpos_fairseq.plan import decode_text, encode_text
 from relpos_fairseq.scheme import REGISTER, AttentionShape, register_scheme
@@ -69,7 +79,10 @@ def test_flags_keep_names_and_order_and_say_who_takes_them() -> None:
 
 def test_commands_know_every_flag_without_importing_a_scheme() -> None:
     """`relpos convert --help` has the flags of every option, and reads them from the sources."""
-    assert declared_options() == tuple((option.field, option.training_only) for option in OPTIONS)
+    said = ("field", "flag", "help", "metavar", "training_only")
+    assert [[getattr(option, name) for name in said] for option in declared_options()] == [
+        [getattr(option, name) for name in said] for option in OPTIONS
+    ]
 
 
 @pytest.mark.parametrize("name", scheme_names())
@@ -284,10 +297,26 @@ class _Mine(scheme_class("t5")):
         (
             "mine",
             {"takes": {Number(name="clip_distance", place=1, help="mine", auto=3)}},
-            "option clip_distance is another one of .*: take that, or rename it",
+            "[a-z0-9_]+ and mine declare two options clip_distance: take one of them for both, or rename one",
         ),
-        ("mine", {"takes": {Number(name="mine", place=1, help="m", auto=1, least=2)}}, "auto=1, below least=2"),
-        ("mine", {"takes": {Choice(name="mine", place=1, help="m", auto="yes")}}, "auto='yes': give on or off"),
+        ("mine", {"default_share": "head"}, "default_share is none, heads, layers or both, or None, got 'head'"),
+        ("mine", {"takes": [7]}, r"mine: takes is a frozenset of options, got \[7\]"),
+        *(
+            ("mine", {"takes": {kind(**{"name": "mine", "place": 1, "help": "m"} | given)}}, says)
+            for kind, given, says in (
+                (Number, {"auto": 1, "least": 2}, "auto=1: give a whole number >= 2, or None"),
+                (Number, {"auto": True}, "auto=True: give a whole number >= 0"),
+                (Number, {"auto": 4.5}, "auto=4.5: give a whole number >= 0"),
+                (Number, {"auto": lambda shape: 3}, "auto is a function: say in auto_help what it means"),
+                (Number, {"auto": 3, "name": "my-n"}, "option 'my-n': a name has letters, digits and _"),
+                (Factor, {"auto": "much"}, "auto='much': give a number > 0"),
+                (Factors, {"auto": 2.0}, "auto=2.0: give numbers > 0, joined by commas"),
+                (Choice, {"auto": "yes"}, "auto='yes': give on or off"),
+                (Choice, {"auto": "lerned", "choices": ("learned", "fixed")}, "auto='lerned': give learned or fixed"),
+                (Choice, {"auto": True}, "auto=True: give on or off"),
+                (Choice, {"auto": "a", "choices": "ab"}, "choices='ab': give a tuple of two words at least"),
+            )
+        ),
     ],
 )
 def test_a_scheme_that_cannot_be_registered_is_told_why(name, changes, says, monkeypatch) -> None:

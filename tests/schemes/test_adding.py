@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -51,7 +52,11 @@ def test_the_example_of_the_readme_is_enough(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "relpos_fairseq", package, ignore=shutil.ignore_patterns("__pycache__"))
     readme = (package / "schemes" / "README.md").read_text(encoding="utf-8")
     example = re.search(r"```python\n(.*?)```", readme, re.DOTALL).group(1)
-    (package / "schemes" / "mine.py").write_text(textwrap.dedent(example), encoding="utf-8")
+    mine = package / "schemes" / "mine.py"
+    mine.write_text(textwrap.dedent(example), encoding="utf-8")
+    for words in (["check"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *words, "--no-cache", "--config", ROOT / "pyproject.toml", mine]
+        subprocess.run(ruff, check=True)
     settings = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", USE]
     done = warm.run(command, cwd=tmp_path, env=settings)

@@ -29,9 +29,10 @@ KINDS = ("square", "memory", "causal", "causal_memory", "step", "pad_left", "pad
 
 
 def expected(
-    inputs: AttentionInputs, stack: Placement, layer: torch.nn.ModuleList, extra: dict
+    case: Case, inputs: AttentionInputs, stack: Placement, layer: torch.nn.ModuleList, extra: dict
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The oracle's logits, probabilities and output of the same call."""
+    scale = case.flags.get("position_scale")  # without it the oracle knows the paper's
     schemes = [*stack.shared, *layer]
     heads = [scheme for scheme in schemes if isinstance(scheme, SegmentHead)]
     padding = extra["padding"]
@@ -46,7 +47,7 @@ def expected(
         index=inputs.positions.token_index,
         segments=extra["segments"] if heads else None,
         segment_table=heads[0].pair_table.detach() if heads else None,
-        scale_factor=stack.plan.scale_constant,
+        scale_factor=None if scale is None else float(scale),
         inputs=source_of(inputs.positions, inputs.q.size(0), stack.plan.shape.embed_dim),
         places=None if inputs.positions.randomized is None else inputs.positions.randomized.tolist(),
     )
@@ -72,7 +73,7 @@ def test_equals_the_paper(backend: str, case: Case, kind: str) -> None:
     if kind == "step_padded" and set(case.scheme.split("+")) & {"none"}:
         kind = "step"
     inputs, stack, layer, extra = call(case, kind)
-    _, probs, out = expected(inputs, stack, layer, extra)
+    _, probs, out = expected(case, inputs, stack, layer, extra)
     got, got_probs = attend(inputs, backend, need_weights=True)
     rows = real_rows(inputs)
     pick = rows[:, None, :, None].expand_as(probs)
@@ -97,7 +98,7 @@ def test_positions_drawn_at_random(case: Case, kind: str, backend: str) -> None:
     if not any(m.options.reset_cls for m in build(case)[0].plan.members):
         drawn = [3, 4, 5, 7, 10, 11] if len(drawn) == 6 else [1, 2, *drawn[2:]]
     inputs, stack, layer, extra = call(case, kind, drawn=drawn)
-    _, probs, out = expected(inputs, stack, layer, extra)
+    _, probs, out = expected(case, inputs, stack, layer, extra)
     got, got_probs = attend(inputs, backend, need_weights=True)
     rows = real_rows(inputs)
     for found, wanted in ((got_probs, probs), (got, out)):
