@@ -237,7 +237,8 @@ class Choice(Option):
 
     @property
     def metavar(self) -> str:
-        return "|".join(self.choices)
+        words = "|".join(self.choices)
+        return words if len(words) < 40 else "WORD"  # a line of --help is 80 columns; `help` names them
 
     @property
     def values(self) -> str:

@@ -150,7 +150,7 @@ def test_what_parsers_offer_is_what_jobs_take():
     assert options("finetune glue")["protocol"].choices == tuple(PROTOCOLS)
     assert set(FLAGS.values()) <= set(options("evaluate xtreme"))
     hidden = {"position_scheme", "attention_backend"}
-    assert set(POSITIONS) == set(POSITION_FIELDS) - hidden
+    assert {name for name, _, _ in POSITIONS} == set(POSITION_FIELDS) - hidden
 
 
 def options(name: str) -> dict[str, argparse.Action]:
