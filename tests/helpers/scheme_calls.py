@@ -60,11 +60,12 @@ def call(
     dim: int = 4,
     seed: int = 3,
     drawn: list[int] | None = None,
+    longest: int = 12,
 ) -> tuple[AttentionInputs, Placement, torch.nn.ModuleList, dict]:
     """Inputs of an attention call of the case, with everything that made them."""
     wanted = shape_of(kind)
     wanted["causal"] |= case.causal_only
-    stack, layer = build(case, causal=wanted["causal"], heads=heads, dim=dim)
+    stack, layer = build(case, causal=wanted["causal"], heads=heads, dim=dim, longest=longest)
     length, start = wanted["src_len"], wanted["start"]
     stop = wanted.get("stop", length)
     padding = padding_of(wanted["pad"], batch, length)

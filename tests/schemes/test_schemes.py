@@ -19,6 +19,7 @@ from relpos_fairseq.positions import Positions
 from relpos_fairseq.relations import Bucketed, DistanceRelation
 from relpos_fairseq.rotation import Turns, rotate
 from relpos_fairseq.scheme import REGISTER
+from relpos_fairseq.schemes import scheme_class
 from relpos_fairseq.schemes.absolute import sinusoid
 from relpos_fairseq.schemes.alibi import slopes
 from relpos_fairseq.schemes.segments import SegmentHead
@@ -80,6 +81,19 @@ def test_equals_the_paper(backend: str, case: Case, kind: str) -> None:
     torch.testing.assert_close(got_probs[pick], probs[pick], rtol=0, atol=TOLERANCE)
     pick = rows[:, None, :, None].expand_as(out)
     torch.testing.assert_close(got[pick], out[pick], rtol=0, atol=TOLERANCE)
+
+
+UNLIMITED = [c for c in IN_ATTENTION if not any(scheme_class(name).table_limited for name in c.scheme.split("+"))]
+
+
+@pytest.mark.parametrize(("case", "kind"), in_turn(UNLIMITED, ("square", "causal"), 0), ids=str)
+def test_inputs_longer_than_trained_equal_the_paper(case: Case, kind: str) -> None:
+    """A scheme without a table of positions takes any length, as its equation does."""
+    inputs, stack, layer, extra = call(case, kind, longest=3)
+    _, probs, out = expected(case, inputs, stack, layer, extra)
+    got, got_probs = attend(inputs, "reference", need_weights=True)
+    torch.testing.assert_close(got_probs, probs, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(got, out, rtol=0, atol=TOLERANCE)
 
 
 # A reset's oracle knows the first token by its position 0.
