@@ -27,4 +27,6 @@ def whole_parser(commands: dict[str, Any]) -> Parser:
         for action in actions:
             if role := roles.get((action.option_strings or [action.dest])[0]):
                 action.complete = shtab.DIRECTORY if role.what == "folder" else shtab.FILE
+            elif isinstance(action.metavar, str) and "|" in action.metavar:  # on|off
+                action.choices = action.metavar.split("|")
     return root

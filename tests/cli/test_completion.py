@@ -46,6 +46,7 @@ LINES = [
     ("relpos average --outp", []),  # an old spelling
     ("relpos compare st", ["status"]),
     ("relpos completion z", ["zsh"]),
+    ("relpos convert model.pt --position-share ", ["none", "heads", "layers", "both"]),
 ]
 
 
