@@ -50,11 +50,14 @@ from relpos_fairseq.conversion.attention_check import largest_difference
 from relpos_fairseq.conversion.layouts import ENCODER, Params, Place, State, Tables, places, places_of
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
 from relpos_fairseq.conversion.reshaping import merge_layers, resize, spread_heads
-from relpos_fairseq.options import in_order
+from relpos_fairseq.options import CLIP_DISTANCE, RANDOM_RANGE, RESET_CLS, SCALAR_GAIN, SCALE, SHARE, in_order
 from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.scheme import ConversionSource, PositionScheme
 
 STARTS = ("neutral", "own")
+# Options of many schemes, which the rules above account for, or which act in training alone: named only where no other
+# option differs.
+ACCOUNTED = {SCALE, SCALAR_GAIN, SHARE, CLIP_DISTANCE, RESET_CLS, RANDOM_RANGE}
 
 
 def neutral_parameters(scheme: PositionScheme) -> Params | None:
@@ -181,20 +184,23 @@ def convert(
     if start not in STARTS:
         raise ValueError(f"tables start at one of {', '.join(STARTS)}, got {start}")
     report = ConversionReport(source.describe(), target.describe())
+    given, state = state, {key: _exact(value) for key, value in state.items()}
     content, tables = layouts.split(state, source)
     content, tables = reshaping.fold(content, tables, source, target, report)
     work = _Work(source, target, tables, report, start, fill, layouts.count_layers(content))
+    for plan in (source, target):
+        plan.check_layers(work.layers)
     made, fresh = work.members()
     work.report_unused()
     if not allow_loss:
         _refuse_losses(report, source, target)
     content = _shift_projections(content, fresh, report)
     content = _mean_into_tokens(content, work.dropped_positions(), report)
-    dtype = next(value.dtype for value in content.values() if value.is_floating_point())
+    dtype = next(value.dtype for key, value in given.items() if key in content and value.is_floating_point())
     for params in itertools.chain(*made.values()):
-        params.update({name: value.to(dtype) for name, value in params.items()})
+        params.update({name: _exact(value.to(dtype)) for name, value in params.items()})
     result = layouts.join(content, made, target) | work.versions(state)
-    if report.exact and source.describe() != target.describe():
+    if report.exact and source != target:
         longest = min(source.shape.max_positions, target.shape.max_positions)
         moved = largest_difference(state, source, result, target, min(longest, report.longest or longest))
         unknown = ["what attention shows, though the rules lose nothing"]
@@ -202,7 +208,17 @@ def convert(
             report.lose(f"{text} (attention differs by {moved:.2g} of its values)")
         if not allow_loss:
             _refuse_losses(report, source, target)
+    for key, value in result.items():  # as the source has it, tables as its other numbers
+        wanted = given[key].dtype if key in given else dtype if value.is_floating_point() else value.dtype
+        if wanted != value.dtype:
+            result[key] = value.to(wanted)
+            report.rounding = max(report.rounding, 16 * torch.finfo(wanted).eps)
     return Conversion(result, report)
+
+
+def _exact(value: Tensor) -> Tensor:
+    """Return a tensor that arithmetic does not round to 16 bits."""
+    return value.float() if value.is_floating_point() and value.element_size() < 4 else value
 
 
 def _refuse_losses(report: ConversionReport, source: PositionPlan, target: PositionPlan) -> None:
@@ -217,12 +233,13 @@ def _refuse_losses(report: ConversionReport, source: PositionPlan, target: Posit
 def _other_options(source: PositionPlan, target: PositionPlan, name: str = "") -> list[str]:
     """Return in words the options of which members of both plans have different values; with a name, of that member."""
     old = {member.scheme.name: member.options for member in source.members if name in ("", member.scheme.name)}
-    return [
-        f"{member.scheme.name}: {option.name} {after} instead of {before}"
+    found = {
+        f"{member.scheme.name}: {option.name} {after} instead of {before}": option
         for member in target.members
         for option in in_order(member.scheme.takes if member.scheme.name in old else ())
         if (before := getattr(old[member.scheme.name], option.name)) != (after := getattr(member.options, option.name))
-    ]
+    }
+    return [text for text, option in found.items() if option not in ACCOUNTED] or list(found)
 
 
 @dataclass

@@ -34,14 +34,12 @@ def largest_difference(before: State, source: PositionPlan, after: State, target
     known = min((plan.num_segments for plan in (source, target) if plan.segment_encoding != "none"), default=1)
     probe = replace(probe, segments=probe.segments.clamp(max=known - 1))
     pairs = zip(_attended(before, source, probe), _attended(after, target, probe), strict=True)
-    found = max(float((one - other).abs().max() / one.abs().max().clamp(min=1e-30)) for one, other in pairs)
-    # What was folded into numbers of 16 bits is rounded there.
-    rounding = max(16 * torch.finfo(value.dtype).eps for value in after.values() if value.is_floating_point())
-    return 0.0 if found <= max(EXACT, rounding) else found
+    found = torch.stack([(one - other).abs().max() / one.abs().max().clamp(min=1e-30) for one, other in pairs])
+    return 0.0 if bool((found <= EXACT).all()) else float(found.max())  # NaN where one is
 
 
 def _attended(state: State, plan: PositionPlan, probe: Probe) -> Iterator[Tensor]:
-    """Yield every layer's attention (T, B, E) to random embeddings of the probe's tokens, in fp64."""
+    """Yield what every layer's heads find among random embeddings of the probe's tokens (N, E), in fp64."""
     shape = plan.shape
     placement = Placement(plan)
     own = {"scheme_version": placement.scheme_version}  # which a plain RoBERTa has not
@@ -57,8 +55,8 @@ def _attended(state: State, plan: PositionPlan, probe: Probe) -> Iterator[Tensor
         with torch.device("meta"):  # the projections, which begin as the state's
             attention = SelfAttention(shape.embed_dim, shape.num_heads, schemes, scale)
         attention.load_state_dict(_below(f"{ENCODER}.layers.{layer}.self_attn.", state), assign=True)
-        found, _ = attention.double().eval().attend(x, context.of_layer(layer), ~probe.real)
-        yield found[probe.real.t()]
+        found, _ = attention.double().eval().heads(x, context.of_layer(layer), ~probe.real)
+        yield found.view(x.shape)[probe.real.t()]
 
 
 def _below(prefix: str, state: State) -> State:

@@ -45,7 +45,7 @@ def parse_args_and_arch(
     Names our flag for --encoder-learned-pos and --decoder-learned-pos. --help beside --arch has the model's flags.
     """
     arguments = sys.argv[1:] if input_args is None else input_args
-    if HELP.intersection(arguments) and any(re.match(r"(--arch|-a)(=|$)", word) for word in arguments):
+    if HELP.intersection(arguments) and any(re.match(r"--arch(=|$)|-a", word) for word in arguments):
         others = [word for word in arguments if word not in HELP]
         return original(parser, others, modify_parser=print_help_at_last(modify_parser))
     refuse_given(arguments)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import ENCODERS, taking
-from helpers import FULL
-from helpers.conversion import POSITIONS, config, converted, difference, random_state
+from helpers.conversion import POSITIONS, assert_exact, config, converted, difference, random_state
 from helpers.lm_models import randomized, small_lm, small_xl, stream
-from relpos_fairseq.conversion import Conversion, ConversionError, NotExactError, convert, layouts
+from relpos_fairseq.conversion import NotExactError, convert, layouts
 from relpos_fairseq.conversion.layouts import ENCODER
 from relpos_fairseq.conversion.on_load import prepare_sides
 from relpos_fairseq.conversion.report import ConversionReport, Probe, outputs_of
 from relpos_fairseq.conversion.reshaping import resize
 from relpos_fairseq.conversion.source import plan_of
 from relpos_fairseq.models.building import build_roberta
-from relpos_fairseq.options import RANDOMIZATION, SHARE, Choice, Option, in_order
+from relpos_fairseq.options import SHARE
 from relpos_fairseq.relations import Bucketed, Clipped, Folded
 from relpos_fairseq.scheme import PositionMismatchError, remap_distances
 from relpos_fairseq.schemes import scheme_class, scheme_names
@@ -37,14 +34,6 @@ ADDED = [name for name in ENCODERS if name != "none" and scheme_class(name).own_
 NEUTRAL = [name for name in ADDED if not never_neutral(name)]
 REFUSED = [name for name in ADDED if never_neutral(name)]
 CLOSE = 1e-10
-
-
-def assert_exact(source: dict, target: dict, **options) -> Conversion:
-    """The conversion says that it is exact, and is."""
-    done, difference = converted(source, target, **options)
-    assert done.report.exact, done.report.lines()
-    assert difference < CLOSE
-    return done
 
 
 @pytest.mark.parametrize("scheme", REFUSED)
@@ -382,74 +371,6 @@ def test_language_models_are_converted_on_load_exactly(make, scheme):
     with pytest.raises(PositionMismatchError, match="trained with .* cannot compute the same"):
         other = make(position_scheme="alibi")
         prepare_sides({"model": dict(old.state_dict()), "cfg": {"model": options}}, "o", other)
-
-
-def other_values(option: Option) -> tuple[str, ...]:
-    """Values that a user may give, beside `auto`; a scheme may refuse some of them.  Each night more."""
-    values = option.choices if isinstance(option, Choice) else ("0.5", "2", "5")
-    return values if FULL else values[-2:]
-
-
-@pytest.mark.parametrize("scheme", [name for name in ENCODERS if scheme_class(name).takes - RANDOMIZATION])
-def test_another_value_of_an_option_is_exact_or_named(scheme):
-    """Whosever option it is, and whether or not a rule knows of it."""
-    compared = 0
-    for option in in_order(option for option in scheme_class(scheme).takes if not option.training_only):
-        for value in other_values(option):
-            pair = [config(scheme), config(scheme, **{option.field: value})]
-            try:
-                plan_of(pair[1])
-            except ValueError:
-                continue
-            for source, target in (pair, pair[::-1]):
-                with contextlib.suppress(ConversionError):  # tables of another width
-                    done = convert(random_state(source), plan_of(source), plan_of(target), allow_loss=True)
-                    if done.report.exact:
-                        assert difference(source, target, done.state, done.report.longest) < 1e-5, option.name
-                    compared += 1
-    assert compared > 1
-
-
-@pytest.mark.parametrize(
-    ("scheme", "options", "named"),
-    [
-        ("sandwich", {"position_sandwich_dim": "8"}, "sandwich: sandwich_dim 8 instead of 128"),
-        ("fire", {"position_fire_threshold": "2"}, "fire: fire_threshold 2.0 instead of 512.0"),
-        ("log_cpb", {"position_cpb_form": "dynamic"}, "log_cpb: cpb_form dynamic instead of swin"),
-        ("transformer_xl", {"clamp_len": "3"}, ""),
-    ],
-)
-def test_an_option_that_no_rule_knows_is_named(scheme, options, named):
-    source, target = config(scheme), config(scheme, **options)
-    if not named:
-        assert converted(source, target)[0].report.longest == 4
-        return
-    with pytest.raises(NotExactError, match=named):
-        converted(source, target)
-    done, _ = converted(source, target, allow_loss=True)
-    assert [text for text in done.report.lost if text.startswith(f"{named} (attention differs by")]
-
-
-def test_what_an_option_adds_begins_as_its_table_says():
-    """Neutral where the table has such a value, else as the scheme begins."""
-    done, _ = converted(config("deberta_released"), config("deberta_released", position_norm="on"), allow_loss=True)
-    for name, start in (("norm_weight", 1), ("norm_bias", 0)):
-        found = [value for key, value in done.state.items() if key.endswith(f".position.0.{name}")]
-        assert found and all(bool((value == start).all()) for value in found)
-
-
-def test_a_width_of_tables_is_named():
-    with pytest.raises(
-        ConversionError, match=r"log_cpb: hidden_weight came out as .*: log_cpb: cpb_width 5 instead of"
-    ):
-        converted(config("log_cpb"), config("log_cpb", position_cpb_width="5"))
-
-
-def test_a_decoders_option_is_not_changed_on_load_unsaid():
-    old, new = small_lm(position_scheme="sandwich"), small_lm(position_scheme="sandwich", position_sandwich_dim="8")
-    checkpoint = {"model": dict(randomized(old).state_dict()), "cfg": {"model": {"position_scheme": "sandwich"}}}
-    with pytest.raises(PositionMismatchError, match=r"cannot compute the same .*sandwich_dim 8 instead of"):
-        prepare_sides(checkpoint, "old.pt", new)
 
 
 relations = st.one_of(

@@ -122,6 +122,15 @@ def test_what_holds_for_short_inputs_is_compared_on_them(command, plain, tmp_pat
     assert printed_difference(text) < 1e-5
 
 
+def test_numbers_of_16_bits_are_rounded_and_that_is_no_fault(command, plain, tmp_path, capsys):
+    checkpoint = torch.load(plain["legacy"][0], weights_only=False)
+    checkpoint["model"] = {key: value.bfloat16() for key, value in checkpoint["model"].items()}
+    torch.save(checkpoint, tmp_path / "half.pt")
+    scaled = ("--to", "learned+m4", "--position-scale", "5", "--out", tmp_path / "out")
+    assert command(tmp_path / "half.pt", *scaled) == 0
+    assert "exact     yes" in capsys.readouterr().out
+
+
 def test_bad_input_is_one_line(command, plain, tmp_path, capsys):
     path, _ = plain["legacy"]
     short, other = tmp_path / "short.pt", tmp_path / "other.pt"

@@ -90,6 +90,14 @@ def difference(
     return compare(before, outputs, probe).largest["logits"]
 
 
+def assert_exact(source: dict, target: dict, **options) -> Conversion:
+    """The conversion says that it is exact, and is."""
+    done, apart = converted(source, target, **options)
+    assert done.report.exact, done.report.lines()
+    assert apart < 1e-10
+    return done
+
+
 def fairseq_roberta(folder: Path, style: str, seed: int = 1) -> tuple[Path, RobertaModel]:
     """A checkpoint of fairseq's own RoBERTa, as one of its releases wrote it.
 

@@ -1,0 +1,130 @@
+"""Conversions between values of an option: exact in numbers, or named."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+from cases import ENCODERS
+from helpers import FULL
+from helpers.conversion import assert_exact, config, converted, difference, random_state
+from helpers.lm_models import randomized, small_lm
+from relpos_fairseq.conversion import ConversionError, NotExactError, convert
+from relpos_fairseq.conversion.layouts import ENCODER
+from relpos_fairseq.conversion.on_load import prepare_sides
+from relpos_fairseq.conversion.source import plan_of
+from relpos_fairseq.options import RANDOMIZATION, Choice, Option, in_order
+from relpos_fairseq.scheme import PositionMismatchError
+from relpos_fairseq.schemes import scheme_class
+
+
+def other_values(option: Option) -> tuple[str, ...]:
+    """Values that a user may give, beside `auto`; a scheme may refuse some of them.  Each night more."""
+    values = option.choices if isinstance(option, Choice) else ("0.5", "2", "5")
+    return values if FULL else values[-2:]
+
+
+@pytest.mark.parametrize("scheme", [name for name in ENCODERS if scheme_class(name).takes - RANDOMIZATION])
+def test_another_value_of_an_option_is_exact_or_named(scheme):
+    """Whosever option it is, and whether or not a rule knows of it."""
+    compared = 0
+    for option in in_order(option for option in scheme_class(scheme).takes if not option.training_only):
+        for value in other_values(option):
+            pair = [config(scheme), config(scheme, **{option.field: value})]
+            try:
+                plan_of(pair[1])
+            except ValueError:
+                continue
+            for source, target in (pair, pair[::-1]):
+                with contextlib.suppress(ConversionError):  # tables of another width
+                    done = convert(random_state(source), plan_of(source), plan_of(target), allow_loss=True)
+                    if done.report.exact:
+                        assert difference(source, target, done.state, done.report.longest) < 1e-5, option.name
+                    compared += 1
+    assert compared > 1
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "named"),
+    [
+        ("sandwich", {"position_sandwich_dim": "8"}, "sandwich: sandwich_dim 8 instead of 128"),
+        ("fire", {"position_fire_threshold": "2"}, "fire: fire_threshold 2.0 instead of 512.0"),
+        ("log_cpb", {"position_cpb_form": "dynamic"}, "log_cpb: cpb_form dynamic instead of swin"),
+        ("transformer_xl", {"clamp_len": "3"}, ""),
+    ],
+)
+def test_an_option_that_no_rule_knows_is_named(scheme, options, named):
+    source, target = config(scheme), config(scheme, **options)
+    if not named:
+        assert converted(source, target)[0].report.longest == 4
+        return
+    with pytest.raises(NotExactError, match=named):
+        converted(source, target)
+    done, _ = converted(source, target, allow_loss=True)
+    assert [text for text in done.report.lost if text.startswith(f"{named} (attention differs by")]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_of_16_bits_hide_nothing_and_stay_so(dtype):
+    """They are converted and compared in 32, and rounded once, at the end."""
+    source, other = config("fire"), config("fire", position_fire_threshold="2")
+    state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in random_state(source).items()}
+    with pytest.raises(NotExactError, match=r"fire: fire_threshold 2.0 instead of 512.0 \(attention differs"):
+        convert(state, plan_of(source), plan_of(other))
+    done = convert(state, plan_of(source), plan_of(config("fire+m4", position_scale="5")))
+    assert done.report.exact and done.report.rounding > 1e-3
+    assert {value.dtype for value in done.state.values() if value.is_floating_point()} == {dtype}
+    mixed = random_state(source) | {"encoder.lm_head.bias": state["encoder.lm_head.bias"]}
+    assert not convert(mixed, plan_of(source), plan_of(other), allow_loss=True).report.exact
+
+
+def test_a_loss_names_the_option_that_it_is_of():
+    given = {"position_sandwich_dim": "64", "position_random_range": "100", "position_scale": "5"}
+    done, _ = converted(config("sandwich"), config("sandwich", **given), allow_loss=True)
+    assert [text.partition(" (")[0] for text in done.report.lost] == ["sandwich: sandwich_dim 64 instead of 128"]
+    always = {"position_random_range": "100", "position_random_at": "always"}
+    done, _ = converted(config("rope"), config("rope", **always), allow_loss=True)
+    assert "rope: random_at always instead of training" in done.report.lost[0]
+    assert_exact(config("rope"), config("rope", position_random_range="100"))
+
+
+def test_a_number_that_is_none_is_a_difference():
+    state = random_state(config("m4"))
+    state |= {f"{ENCODER}.layers.1.self_attn.q_proj.bias": torch.full((16,), torch.nan, dtype=torch.float64)}
+    assert not convert(state, plan_of(config("m4")), plan_of(config("m4+t5")), allow_loss=True).report.exact
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3])
+@pytest.mark.parametrize(("scheme", "target"), [("t5", "rel_scalar"), ("learned", "learned+m4"), ("m4", "deberta")])
+def test_models_of_few_positions(longest, scheme, target):
+    size = {"max_positions": longest}
+    assert_exact(config(scheme, **size), config(target, **size))
+
+
+def test_more_parts_than_layers_are_refused():
+    with pytest.raises(ValueError, match="is for 3 layers, and .*2"):
+        converted(config("learned"), config("learned+m4/learned+t5/learned+m2"))
+
+
+def test_what_an_option_adds_begins_as_its_table_says():
+    """Neutral where the table has such a value, else as the scheme begins."""
+    done, _ = converted(config("deberta_released"), config("deberta_released", position_norm="on"), allow_loss=True)
+    for name, start in (("norm_weight", 1), ("norm_bias", 0)):
+        found = [value for key, value in done.state.items() if key.endswith(f".position.0.{name}")]
+        assert found and all(bool((value == start).all()) for value in found)
+
+
+def test_a_width_of_tables_is_named():
+    with pytest.raises(
+        ConversionError, match=r"log_cpb: hidden_weight came out as .*: log_cpb: cpb_width 5 instead of"
+    ):
+        converted(config("log_cpb"), config("log_cpb", position_cpb_width="5"))
+
+
+def test_a_decoders_option_is_not_changed_on_load_unsaid():
+    old, new = small_lm(position_scheme="sandwich"), small_lm(position_scheme="sandwich", position_sandwich_dim="8")
+    checkpoint = {"model": dict(randomized(old).state_dict()), "cfg": {"model": {"position_scheme": "sandwich"}}}
+    with pytest.raises(PositionMismatchError, match=r"cannot compute the same .*sandwich_dim 8 instead of"):
+        prepare_sides(checkpoint, "old.pt", new)
