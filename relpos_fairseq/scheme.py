@@ -167,6 +167,7 @@ class PositionScheme(nn.Module):
     never_neutral: str = ""  # an instance's options may make it so
     convert_from: ClassVar[dict[str, Callable[[ConversionSource], dict[str, Tensor]]]] = {}
     elsewhere: ClassVar[dict[str, str]] = {}
+    _drawn: int = -1  # number of the last draw
 
     def __init_subclass__(cls, **rest: Any) -> None:
         """Add the options of randomized positions to `takes` if the scheme uses positions, else remove them."""
@@ -307,8 +308,8 @@ class PositionScheme(nn.Module):
         """Draw a parameter from N(mean, std), or a uniform distribution of that mean and deviation.
 
         The global random state is not used: the generator's seed is made from the global seed, the place of
-        the scheme in the model and the number of parameters drawn before, so that the choice of a scheme
-        changes no other parameter's initial value.
+        the scheme in the model and the number of parameters and draws before, so that the choice of a scheme
+        changes no other parameter's initial value, and no two draws are the same.
         """
         generator = self._generator()
         if uniform:
@@ -318,8 +319,8 @@ class PositionScheme(nn.Module):
         return nn.Parameter(values * std + mean)
 
     def _generator(self) -> torch.Generator:
-        drawn = sum(1 for _ in self.parameters())
-        label = f"{self.shape.seed_name}/{self.name}/{drawn}"
+        self._drawn = max(sum(1 for _ in self.parameters()), self._drawn + 1)
+        label = f"{self.shape.seed_name}/{self.name}/{self._drawn}"
         generator = torch.Generator()
         generator.manual_seed((torch.initial_seed() + zlib.crc32(label.encode())) % 2**63)
         return generator
