@@ -163,7 +163,7 @@ BEYOND = [
     Case("rope", {"position_rope_scaling": "ntk", "position_rope_factor": "3"}),
     *(Case("rope", {"position_rope_scaling": s} | TURNS | SHORT) for s in ("yarn", "llama3")),
     Case("rope", {"position_rope_scaling": "yarn", "position_rope_attention_factor": "1.5"} | SHORT),
-    *(Case("rope", LONGROPE | {"position_rope_length": length}) for length in ("4", "50")),
+    *(Case("rope", LONGROPE | {"position_rope_length": length}) for length in ("4", "6", "50")),
     Case("fire", {"position_fire_threshold": "3"}),
     Case("fire+m4", {"position_fire_threshold": "2", "position_reset_cls": "on"}),
     Case("fire", {"position_fire_threshold": "0.01", "position_share": "both"}),
@@ -196,6 +196,8 @@ def randomize(module: torch.nn.Module, seed: int = 0) -> None:
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
             if name.endswith(("amplitude", "rate")):
                 parameter.abs_().add_(0.05)
+            if name.endswith("phase"):
+                parameter.mul_(4)  # to both ends of [-2 pi, 0]
 
 
 def build(case: Case, **shape) -> tuple[Placement, torch.nn.ModuleList]:

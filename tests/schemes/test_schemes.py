@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import naive
-from cases import BEYOND, CASES, INPUT, Case, build, oracle_members, source_of
+from cases import BEYOND, CASES, INPUT, Case, build, oracle_members, source_of, terms_of
 from helpers import FULL
 from helpers.forms import in_turn, told_apart
 from helpers.scheme_calls import call, shape_of
@@ -94,6 +96,17 @@ def test_inputs_longer_than_trained_equal_the_paper(case: Case, kind: str) -> No
     got, got_probs = attend(inputs, "reference", need_weights=True)
     torch.testing.assert_close(got_probs, probs, rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(got, out, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.005, 0.02])
+def test_kerples_parameters_are_held_at_their_bound(value: float) -> None:
+    """Which random parameters of other tests do not reach, so that gradients are those of differences."""
+    case = Case("kerple")
+    inputs, stack, layer, extra = call(case, "square")
+    with torch.no_grad():
+        layer[0].amplitude[0] = layer[0].rate[1] = value
+    inputs = replace(inputs, terms=terms_of(stack, layer, inputs.positions))
+    torch.testing.assert_close(attend(inputs, "reference")[0], expected(case, inputs, stack, layer, extra)[2])
 
 
 # A reset's oracle knows the first token by its position 0.
