@@ -198,7 +198,7 @@ def convert(
     content = _mean_into_tokens(content, work.dropped_positions(), report)
     dtype = next(value.dtype for key, value in given.items() if key in content and value.is_floating_point())
     for params in itertools.chain(*made.values()):
-        params.update({name: _exact(value.to(dtype)) for name, value in params.items()})
+        params.update({name: value.to(torch.promote_types(dtype, torch.float32)) for name, value in params.items()})
     result = layouts.join(content, made, target) | work.versions(state)
     if report.exact and source != target:
         longest = min(source.shape.max_positions, target.shape.max_positions)
