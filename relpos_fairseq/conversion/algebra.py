@@ -178,13 +178,14 @@ def convert(
 
     Raises:
         NotExactError: something would be lost and `allow_loss` is off; names all of it.
-        ConversionError: the state does not fit `source`.
+        ConversionError: the state does not fit `source`, or 16 bits do not hold the result.
         ValueError: unknown `start` or `fill`, or more positions are wanted and `fill` is None.
     """
     if start not in STARTS:
         raise ValueError(f"tables start at one of {', '.join(STARTS)}, got {start}")
     report = ConversionReport(source.describe(), target.describe())
-    given, state = state, {key: _exact(value) for key, value in state.items()}
+    types = {key: value.dtype for key, value in state.items()}
+    state = _cast(state, {key: _exact(dtype) for key, dtype in types.items()})
     content, tables = layouts.split(state, source)
     content, tables = reshaping.fold(content, tables, source, target, report)
     work = _Work(source, target, tables, report, start, fill, layouts.count_layers(content))
@@ -196,9 +197,9 @@ def convert(
         _refuse_losses(report, source, target)
     content = _shift_projections(content, fresh, report)
     content = _mean_into_tokens(content, work.dropped_positions(), report)
-    dtype = next(value.dtype for key, value in given.items() if key in content and value.is_floating_point())
+    dtype = types[f"{ENCODER}.layers.0.self_attn.q_proj.weight"]  # of new tables
     for params in itertools.chain(*made.values()):
-        params.update({name: value.to(torch.promote_types(dtype, torch.float32)) for name, value in params.items()})
+        params.update({name: value.to(_exact(dtype)) for name, value in params.items()})
     result = layouts.join(content, made, target) | work.versions(state)
     if report.exact and source != target:
         longest = min(source.shape.max_positions, target.shape.max_positions)
@@ -208,17 +209,33 @@ def convert(
             report.lose(f"{text} (attention differs by {moved:.2g} of its values)")
         if not allow_loss:
             _refuse_losses(report, source, target)
-    for key, value in result.items():  # as the source has it, tables as its other numbers
-        wanted = given[key].dtype if key in given else dtype if value.is_floating_point() else value.dtype
-        if wanted != value.dtype:
-            result[key] = value.to(wanted)
-            report.rounding = max(report.rounding, 16 * torch.finfo(wanted).eps)
-    return Conversion(result, report)
+    new = {key: dtype if value.is_floating_point() else value.dtype for key, value in result.items()}
+    rounded = _cast(result, {key: types.get(key, new[key]) for key in result})
+    for key, value in rounded.items():
+        if value.dtype != result[key].dtype:
+            report.rounding = max(report.rounding, 16 * torch.finfo(value.dtype).eps)
+            if bool(value.isinf().any() and not result[key].isinf().any()):
+                largest = float(result[key].abs().max())
+                raise ConversionError(
+                    f"{key} becomes as large as {largest:.3g}, which {value.dtype} does not hold: store the source as "
+                    f"float32"
+                )
+    return Conversion(rounded, report)
 
 
-def _exact(value: Tensor) -> Tensor:
-    """Return a tensor that arithmetic does not round to 16 bits."""
-    return value.float() if value.is_floating_point() and value.element_size() < 4 else value
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    """Return a type in which arithmetic does not round to 16 bits."""
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
+
+
+def _cast(state: State, dtypes: dict[str, torch.dtype]) -> State:
+    """Return a state in other types; tensors of one memory, as tied embeddings are, stay so."""
+    made: dict[tuple, Tensor] = {}
+    result = {}
+    for key, value in state.items():
+        place = (value.data_ptr(), value.shape, value.stride(), value.dtype, dtypes[key])
+        result[key] = value if value.dtype == dtypes[key] else made.setdefault(place, value.to(dtypes[key]))
+    return result
 
 
 def _refuse_losses(report: ConversionReport, source: PositionPlan, target: PositionPlan) -> None:

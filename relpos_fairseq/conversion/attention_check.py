@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.layouts import ENCODER, State, count_layers
-from relpos_fairseq.conversion.report import EOS, EXACT, FIRST, PADDING, Probe
+from relpos_fairseq.conversion.report import EOS, EXACT, FIRST, PADDING, ConversionError, Probe
 from relpos_fairseq.nn.self_attention import SelfAttention
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.plan import PositionPlan
@@ -29,6 +29,9 @@ def largest_difference(before: State, source: PositionPlan, after: State, target
         after: the result.
         target: its positions.
         longest: of inputs for which both are to be equal, in tokens.
+
+    Raises:
+        ConversionError: a layer's self-attention lacks a tensor, or has one of another shape.
     """
     probe = Probe.draw(FIRST + 1, longest, segments=True, batch=2)
     known = min((plan.num_segments for plan in (source, target) if plan.segment_encoding != "none"), default=1)
@@ -54,7 +57,13 @@ def _attended(state: State, plan: PositionPlan, probe: Probe) -> Iterator[Tensor
         schemes, scale = placement.layer_schemes(layer), plan.of_layer(layer).scale
         with torch.device("meta"):  # the projections, which begin as the state's
             attention = SelfAttention(shape.embed_dim, shape.num_heads, schemes, scale)
-        attention.load_state_dict(_below(f"{ENCODER}.layers.{layer}.self_attn.", state), assign=True)
+        prefix = f"{ENCODER}.layers.{layer}.self_attn."
+        try:
+            lacking = attention.load_state_dict(_below(prefix, state), strict=False, assign=True).missing_keys
+        except RuntimeError as error:
+            raise ConversionError(f"the tensors do not fit: {prefix}: {str(error).splitlines()[-1].strip()}") from error
+        if lacking:
+            raise ConversionError(f"the tensors do not fit: there is no {prefix}{lacking[0]}")
         found, _ = attention.double().eval().heads(x, context.of_layer(layer), ~probe.real)
         yield found.view(x.shape)[probe.real.t()]
 

@@ -80,6 +80,42 @@ def test_numbers_of_16_bits_hide_nothing_and_stay_so(dtype):
     assert not convert(mixed, plan_of(source), plan_of(other), allow_loss=True).report.exact
 
 
+def test_tied_numbers_of_16_bits_stay_tied():
+    state = {k: v.half() if v.is_floating_point() else v for k, v in random_state(config("m4")).items()}
+    tokens, output = f"{ENCODER}.embed_tokens.weight", "encoder.lm_head.weight"
+    state[output] = state[tokens].view(state[tokens].shape)  # as a file is read: two tensors of one memory
+    done = convert(state, plan_of(config("m4")), plan_of(config("deberta")))
+    assert done.state[output].data_ptr() == done.state[tokens].data_ptr()
+
+
+def test_what_16_bits_do_not_hold_is_refused():
+    state = {k: v.half() if v.is_floating_point() else v for k, v in random_state(config("m4")).items()}
+    name = f"{ENCODER}.layers.1.self_attn.q_proj.weight"
+    state[name] = state[name].clone()
+    state[name][0, 0] = 60000
+    with pytest.raises(ConversionError, match=r"layers.1.self_attn.q_proj.weight becomes as large as .*torch.float16"):
+        convert(state, plan_of(config("m4")), plan_of(config("m4", position_scale="5")))
+
+
+def test_new_tables_have_the_type_of_the_projections():
+    state = random_state(config("m4"))
+    state = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
+    state |= {key: state[key].half() for key in (f"{ENCODER}.version", f"{ENCODER}.embed_tokens.weight")}
+    done = convert(state, plan_of(config("m4")), plan_of(config("m4+t5")))
+    assert {value.dtype for key, value in done.state.items() if ".position" in key and "table" in key} == {
+        torch.float32
+    }
+
+
+def test_tensors_of_a_layer_that_do_not_fit_are_named():
+    state, plans = random_state(config("m4")), (plan_of(config("m4")), plan_of(config("m4+t5")))
+    name = f"{ENCODER}.layers.1.self_attn.out_proj.bias"
+    with pytest.raises(ConversionError, match=f"do not fit: there is no {name}"):
+        convert({key: value for key, value in state.items() if key != name}, *plans)
+    with pytest.raises(ConversionError, match=r"do not fit: .*layers.1.self_attn.: size mismatch for out_proj.bias"):
+        convert(state | {name: torch.zeros(3)}, *plans)
+
+
 def test_a_loss_names_the_option_that_it_is_of():
     given = {"position_sandwich_dim": "64", "position_random_range": "100", "position_scale": "5"}
     done, _ = converted(config("sandwich"), config("sandwich", **given), allow_loss=True)
