@@ -94,11 +94,8 @@ class SchemeStack(nn.ModuleList):
 
     def terms_of(self, prepared: tuple[Any, ...], positions: Positions) -> Evaluated:
         """Return the members' terms from what `prepare` returned; their position_factors stay tables."""
-        by_member = tuple(scheme.terms(part, positions) for scheme, part in zip(self, prepared, strict=True))
-        for scheme, terms in zip(self, by_member, strict=True):
-            if not isinstance(terms, tuple):
-                raise TypeError(f"position scheme {scheme.name}: terms returns a tuple, got {type(terms).__name__}")
-        return Evaluated(prepared, by_member)
+        pairs = zip(self, prepared, strict=True)
+        return Evaluated(prepared, tuple(scheme.terms(part, positions) for scheme, part in pairs))
 
     def gates(self, source: Tensor) -> dict[str, Tensor | None]:
         """Sum the members' log gates for a layer's input (S, B, E), with their weights, as decoding caches them."""

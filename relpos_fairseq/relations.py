@@ -252,3 +252,46 @@ def sinusoid_of_distance(offset: Tensor, dim: int) -> Tensor:
     channel = torch.arange(0, dim, 2, device=offset.device, dtype=exact)
     angle = offset.to(exact)[:, None] * 10000 ** (-channel / dim)  # (N, ceil(dim/2))
     return torch.cat([angle.sin(), angle.cos()], dim=-1)[:, :dim]
+
+
+def remap_distances(
+    table: Tensor, source: DistanceRelation, target: DistanceRelation, length: int
+) -> tuple[Tensor, float, float]:
+    """Return a table over distances with the rows of another relation.
+
+    A row of the target that several distances read becomes the mean of the source's rows for those of
+    them that occur in inputs of `length` tokens, or of all of them if none occurs.
+
+    Args:
+        table: (H|1, R, ...) of the source.
+        source: the relation by which it is read.
+        target: the relation by which the result is read.
+        length: longest input that the target is meant for.
+
+    Returns:
+        (H|1, R', ...); the largest change of a value that such inputs read (0: exact); and the largest
+        change of a value that longer distances read.
+    """
+    if source == target:
+        return table, 0.0, 0.0
+    # The last distance stands for all further ones: no relation tells them apart.
+    reach = max(-source.lowest, source.highest, -target.lowest, target.highest, length) + 1
+    distance = torch.arange(-reach, reach + 1, device=table.device)
+    old, new = source.of_distance(distance), target.of_distance(distance)
+    occurs = distance.abs() < length
+    counted = torch.zeros(target.size, dtype=torch.long, device=table.device)
+    counted.index_add_(0, new, occurs.long())
+    weight = (occurs | (counted[new] == 0)).to(table.dtype)
+    total = torch.zeros(target.size, dtype=table.dtype, device=table.device)
+    total.index_add_(0, new, weight)
+    # One of a row's distances, plus the mean difference from it: equal rows stay equal to the bit.
+    some = torch.zeros(target.size, dtype=torch.long, device=table.device)
+    some[new[weight > 0]] = (weight > 0).nonzero()[:, 0]
+    result = table[:, old[some]]
+    tail = [1] * (table.dim() - 2)
+    apart = (table[:, old] - result[:, new]) * weight.view(1, -1, *tail)
+    mean = torch.zeros_like(result).index_add_(1, new, apart)
+    result = result + mean / total.clamp(min=1).view(1, -1, *tail)
+    error = (table[:, old] - result[:, new]).abs().reshape(table.size(0), len(new), -1)
+    beyond = float(error[:, ~occurs].max()) if not bool(occurs.all()) else 0.0
+    return result, float(error[:, occurs].max()), beyond

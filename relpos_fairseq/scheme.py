@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.options import INIT, RANDOMIZATION, SCALE, SHARE, AttentionShape, Option, SchemeOptions
 from relpos_fairseq.positions import Positions, is_exported, is_transformed
-from relpos_fairseq.relations import Clipped, DistanceRelation, Relation
+from relpos_fairseq.relations import Clipped, DistanceRelation, Relation, remap_distances
 from relpos_fairseq.terms import PositionTerms, Reset
 
 
@@ -490,6 +490,11 @@ class ConversionSource:
         gain = self.old.scalar_gain / self.new.scalar_gain
         return table if gain == 1 else table * gain
 
+    def identities(self, like: Tensor) -> Tensor:
+        """Return a unit matrix (heads, D, D) for each head of `like` (heads, ...)."""
+        dim = self.new.shape.head_dim
+        return torch.eye(dim, dtype=like.dtype, device=like.device).expand(like.size(0), dim, dim)
+
     def reset(self) -> dict[str, Tensor]:
         """Return the reset's parameter under its name, if the source has one."""
         return {name: value for name, value in self.params.items() if name == "theta"}
@@ -497,51 +502,3 @@ class ConversionSource:
     def zeros(self, name: str, like: Tensor) -> Tensor:
         """Return zeros for a parameter of the target, for as many heads as `like` has."""
         return like.new_zeros(like.size(0), *self.new.get_parameter(name).shape[1:])
-
-
-def identity_per_head(like: Tensor, dim: int) -> Tensor:
-    """Return a unit matrix (heads, dim, dim) for each head of `like` (heads, ...)."""
-    return torch.eye(dim, dtype=like.dtype, device=like.device).expand(like.size(0), dim, dim)
-
-
-def remap_distances(
-    table: Tensor, source: DistanceRelation, target: DistanceRelation, length: int
-) -> tuple[Tensor, float, float]:
-    """Return a table over distances with the rows of another relation.
-
-    A row of the target that several distances read becomes the mean of the source's rows for those of
-    them that occur in inputs of `length` tokens, or of all of them if none occurs.
-
-    Args:
-        table: (H|1, R, ...) of the source.
-        source: the relation by which it is read.
-        target: the relation by which the result is read.
-        length: longest input that the target is meant for.
-
-    Returns:
-        (H|1, R', ...); the largest change of a value that such inputs read (0: exact); and the largest
-        change of a value that longer distances read.
-    """
-    if source == target:
-        return table, 0.0, 0.0
-    # The last distance stands for all further ones: no relation tells them apart.
-    reach = max(-source.lowest, source.highest, -target.lowest, target.highest, length) + 1
-    distance = torch.arange(-reach, reach + 1, device=table.device)
-    old, new = source.of_distance(distance), target.of_distance(distance)
-    occurs = distance.abs() < length
-    counted = torch.zeros(target.size, dtype=torch.long, device=table.device)
-    counted.index_add_(0, new, occurs.long())
-    weight = (occurs | (counted[new] == 0)).to(table.dtype)
-    total = torch.zeros(target.size, dtype=table.dtype, device=table.device)
-    total.index_add_(0, new, weight)
-    # One of a row's distances, plus the mean difference from it: equal rows stay equal to the bit.
-    some = torch.zeros(target.size, dtype=torch.long, device=table.device)
-    some[new[weight > 0]] = (weight > 0).nonzero()[:, 0]
-    result = table[:, old[some]]
-    tail = [1] * (table.dim() - 2)
-    apart = (table[:, old] - result[:, new]) * weight.view(1, -1, *tail)
-    mean = torch.zeros_like(result).index_add_(1, new, apart)
-    result = result + mean / total.clamp(min=1).view(1, -1, *tail)
-    error = (table[:, old] - result[:, new]).abs().reshape(table.size(0), len(new), -1)
-    beyond = float(error[:, ~occurs].max()) if not bool(occurs.all()) else 0.0
-    return result, float(error[:, occurs].max()), beyond

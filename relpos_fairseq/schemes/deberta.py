@@ -62,7 +62,6 @@ from relpos_fairseq.scheme import (
     SchemeInfo,
     SchemeOptions,
     Table,
-    identity_per_head,
     register_scheme,
 )
 from relpos_fairseq.terms import PositionTerms
@@ -82,7 +81,7 @@ P2C_INDEX = Choice(
 def _from_keys_alone(source: ConversionSource) -> dict[str, Tensor]:
     """Convert from shaw_keys: W^R = 1, W^T = 0."""
     table = source.remap_table("key_table")
-    one = identity_per_head(table, source.new.shape.head_dim)
+    one = source.identities(table)
     if source.new.options.projections == "one":
         source.report.lose("deberta: one projection multiplies keys as well as queries")
         return source.reset() | {"table": table, "projection": one}
@@ -93,7 +92,7 @@ def _from_keys_alone(source: ConversionSource) -> dict[str, Tensor]:
 def _from_one_table(source: ConversionSource) -> dict[str, Tensor]:
     """Convert from m4: W^R = W^T = 1, where both terms read the same row."""
     table = source.remap_table("table")
-    one = identity_per_head(table, source.new.shape.head_dim)
+    one = source.identities(table)
     if source.new.options.p2c_index == "mirrored" and not torch.equal(table, table.flip(1)):
         source.report.lose("deberta: the mirrored key term reads a_{-r}, where m4 reads a_r")
     names = [name for name, _ in source.new.named_parameters() if "projection" in name]

@@ -46,7 +46,6 @@ from relpos_fairseq.scheme import (
     SchemeInfo,
     SchemeOptions,
     Table,
-    identity_per_head,
     register_scheme,
 )
 from relpos_fairseq.terms import PositionTerms
@@ -68,7 +67,7 @@ def _from_factors(source: ConversionSource) -> dict[str, Tensor]:
     if rank > dim:
         source.report.lose(f"{source.old.name}: rank {rank} exceeds {dim}, the width of TUPE's positions")
     table = torch.nn.functional.pad(table, (0, dim - rank))  # a negative width cuts
-    one = identity_per_head(table, dim)
+    one = source.identities(table)
     made = {"position_table": table}
     if source.new.options.projections == "one":
         made["projection"] = one * source.new.scale**-0.5

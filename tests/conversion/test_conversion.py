@@ -18,8 +18,8 @@ from relpos_fairseq.conversion.reshaping import resize
 from relpos_fairseq.conversion.source import plan_of
 from relpos_fairseq.models.building import build_roberta
 from relpos_fairseq.options import SHARE
-from relpos_fairseq.relations import Bucketed, Clipped, Folded
-from relpos_fairseq.scheme import PositionMismatchError, remap_distances
+from relpos_fairseq.relations import Bucketed, Clipped, Folded, remap_distances
+from relpos_fairseq.scheme import PositionMismatchError
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
 

@@ -52,18 +52,19 @@ def test_another_value_of_an_option_is_exact_or_named(scheme):
         ("sandwich", {"position_sandwich_dim": "8"}, "sandwich: sandwich_dim 8 instead of 128"),
         ("fire", {"position_fire_threshold": "2"}, "fire: fire_threshold 2.0 instead of 512.0"),
         ("log_cpb", {"position_cpb_form": "dynamic"}, "log_cpb: cpb_form dynamic instead of swin"),
-        ("transformer_xl", {"clamp_len": "3"}, ""),
     ],
 )
 def test_an_option_that_no_rule_knows_is_named(scheme, options, named):
     source, target = config(scheme), config(scheme, **options)
-    if not named:
-        assert converted(source, target)[0].report.longest == 4
-        return
     with pytest.raises(NotExactError, match=named):
         converted(source, target)
     done, _ = converted(source, target, allow_loss=True)
     assert [text for text in done.report.lost if text.startswith(f"{named} (attention differs by")]
+
+
+def test_a_limit_is_a_number_of_tokens():
+    done, _ = converted(config("transformer_xl"), config("transformer_xl", clamp_len="3"))
+    assert done.report.exact and done.report.longest == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -28,6 +28,7 @@ from relpos_fairseq.options import (
 )
 from relpos_fairseq.placement import Placement, PositionMismatchError
 from relpos_fairseq.plan import decode_text, encode_text
+from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import REGISTER, AttentionShape, register_scheme
 from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
 
@@ -83,6 +84,14 @@ def test_commands_know_every_flag_without_importing_a_scheme() -> None:
     assert [[getattr(option, name) for name in said] for option in declared_options()] == [
         [getattr(option, name) for name in said] for option in OPTIONS
     ]
+
+
+@pytest.mark.parametrize("name", scheme_names())
+def test_terms_are_a_tuple(name: str) -> None:
+    stack, layer = build(Case(name), causal=scheme_class(name).causal_only)
+    for scheme in (*stack.shared, *layer):
+        positions = Positions(3, 3)
+        assert isinstance(scheme.terms(scheme.prepare(positions), positions), tuple), f"{name}.terms returns a tuple"
 
 
 @pytest.mark.parametrize("name", scheme_names())
