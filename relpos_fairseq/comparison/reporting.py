@@ -92,6 +92,9 @@ def markdown(summary: Summary) -> str:
             ]
             lines += [markdown_table(shown, SCORE_HEADERS, written=True), ""]
             lines += [f"Warning: {warning}.\n" for warning in table.warnings()]
+        for extra in part.extras:
+            rows = [[markdown_text(row[0]), *row[1:]] for row in extra.rows]
+            lines += [f"{extra.title}:", "", markdown_table(rows, extra.headers, written=True), ""]
         lines += [
             "Cost, in the median over seeds:",
             "",
@@ -126,7 +129,8 @@ def html_page(summary: Summary) -> str:
             for table in part.tables
         ]
         costs = [(row, False) for row in cost_rows(part)]
-        parts.append({"label": part.label, "scores": scores, "charts": charts, "costs": costs})
+        extras = [(extra.title, extra.headers, [(row, False) for row in extra.rows]) for extra in part.extras]
+        parts.append({"label": part.label, "scores": scores, "charts": charts, "extras": extras, "costs": costs})
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         summary=summary,

@@ -16,6 +16,7 @@ from relpos_fairseq.comparison.run import Run
 from relpos_fairseq.comparison.scores import METRICS, Metric, by_input, unpack
 from relpos_fairseq.comparison.spec import Spec
 from relpos_fairseq.comparison.statistics import Estimate
+from relpos_fairseq.comparison.tasks.base import Extra
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.progress import counted
 
@@ -109,6 +110,7 @@ class TaskSummary:
     lengths: dict[str, Points]  # score by length
     data: str  # the hash of the data
     settings: dict  # options and flags that all runs have in common
+    extras: list[Extra]  # tables of this kind of task alone
 
 
 @dataclass
@@ -174,6 +176,7 @@ def summarise_task(label: str, made: list[tuple[Run, dict]], spec: Spec) -> Task
         lengths={name: by_length(list(runs.values()), sets) for name, runs in schemes.items()},
         data=first["data"],
         settings=common,
+        extras=made[0][0].task.extras(schemes),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -70,6 +70,14 @@ class Scored:
     inputs: np.ndarray | None = None  # (N,) `scores.same_inputs`; None: all are distinct
 
 
+class Extra(NamedTuple):
+    """A table of a report that only one kind of task has."""
+
+    title: str
+    headers: tuple[str, ...]
+    rows: list[list[str]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """Data, the flags of the trainings on them, and scores of every example of the test sets."""
@@ -96,6 +104,10 @@ class Task:
     def score(self, name: str, workspace: Workspace) -> Scored:
         """Score a trained model on a test set, and write its outputs into the run's folder."""
         raise NotImplementedError
+
+    def extras(self, runs: Mapping[str, Mapping[int, dict]]) -> list[Extra]:
+        """Return further tables of the report, from results by scheme and seed."""
+        return []
 
     def inputs(self) -> list[Path]:
         """Return the user's files and folders that the data are made of."""
