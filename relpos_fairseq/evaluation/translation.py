@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from relpos_fairseq.io.manifests import Manifest
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.metrics.bleu import bleu_of
+from relpos_fairseq.text.dictionary import WORD_START
 from relpos_fairseq.text.moses import Detokeniser
 
 HYPOTHESIS = re.compile(r"([DH])-(\d+)\t[^\t]*\t(.*)")
@@ -31,14 +31,14 @@ class Target:
     """The references that translations are compared with."""
 
     references: list[list[str]]  # one or several, each of a sentence a line
-    detokenise: Callable[[str], str]  # turns a system's line into text of the reference's form
+    detokenise: Detokeniser  # turns a system's lines into text of the references' form
     language: str  # the target's
     subset: str | None = None  # the set's name in fairseq-generate, where it is known
     source: list[str] | None = None  # the sentences that were translated, where they are known
 
 
 def read_system(path: Path, sentences: int, target: Target | None = None) -> list[str]:
-    """Read one translation for every sentence of the test set, in its order.
+    """Read one translation for every sentence of the test set, in its order; of a `target` as its plain text.
 
     Args:
         path: Lines `D-NUMBER<tab>score<tab>text` (or `H-`) among others, as fairseq-generate prints
@@ -70,9 +70,14 @@ def read_system(path: Path, sentences: int, target: Target | None = None) -> lis
                 f"{path} has {len(plain):,} lines, the reference has {sentences:,}: "
                 "every sentence needs exactly one translation"
             )
-        return plain
+        return target.detokenise.lines(plain) if target else plain
     check_complete(path, found, sentences)
-    return [found[number][0] for number in range(sentences)]
+    lines = [found[number][0] for number in range(sentences)]
+    if target is None:
+        return lines
+    # fairseq joins subwords of H- and T- lines alike (--post-process), and those of D- lines by --bpe.
+    cut = generated["D"] in ({}, generated["H"]) and any(WORD_START in text for text in targets.values())
+    return target.detokenise.lines(lines, cut)
 
 
 def check_set(path: Path, target: Target, subset: str | None, targets: dict[int, str]) -> None:
@@ -182,7 +187,6 @@ def read_prepared(folder: Path, name: str, tokenizer: str | None, units: str | N
     if not reference.is_file():
         known = ", ".join(split if split == own else f"{split} ({own})" for split, own in sets.items())
         raise UserError(f"{folder} has no set {name}: choose one of {known}")
-    # fairseq-generate --post-process leaves no units behind; joining words leaves them as they are.
     detokenise = Detokeniser(language, tokenizer or settings["tokenizer"], units or settings["bpe"])
     sentences = reference.with_name(f"{split}.{source}")
     source = list(read_lines(sentences)) if sentences.is_file() else None
@@ -269,7 +273,7 @@ def evaluate(
         raise UserError(f"--comet needs {lacking}")
     sentences, chosen = len(target.references[0]), metrics(target.language, tokenize, ter)
     paths = [path for path in (baseline, system) if path]
-    systems = [list(map(target.detokenise, read_system(path, sentences, target))) for path in paths]
+    systems = [read_system(path, sentences, target) for path in paths]
     if not sentences:
         raise UserError("the reference is empty")
     learned = comet(program, model, target.source, systems, target.references[0]) if model and target.source else None

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from relpos_fairseq.io.files import atomic_folder, atomic_path
+from relpos_fairseq.io.files import atomic_folder, atomic_path, copy_file
 from relpos_fairseq.io.indexed import read_indexed, write_index
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
-from relpos_fairseq.text.dictionary import EOS, NSPECIAL, UNK, choose_symbols, ids_of, write_dictionary
+from relpos_fairseq.text.dictionary import EOS, NSPECIAL, UNK, choose_symbols, ids_of, read_dictionary, write_dictionary
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
+from relpos_fairseq.text.subwords import smallest
 
 MOST_UNKNOWN = 0.001  # of all tokens, above which text and vocabulary do not belong together
 BLOCK = 1 << 22  # ids counted at a time
@@ -24,8 +25,31 @@ LINES = 10_000  # of parallel text, encoded at a time
 FACTOR = 8  # fairseq-preprocess fills a dictionary up to a multiple of it
 
 
+def count_dictionary(paths: tuple[Path, Path], kind: str, dictionary: Path, workers: int) -> list[str]:
+    """Write the dictionary of both sides of parallel text in subwords; return its symbols.
+
+    It is fairseq-preprocess's, with the subwords of single characters that the text lacks: no text of its characters
+    has an unknown subword.
+
+    Args:
+        paths: the training text's.
+        kind: of the subwords, "subword-nmt" or "sentencepiece".
+        dictionary: what is written.
+        workers: processes; the result does not depend on them.
+    """
+    counts: Counter[str] = Counter()
+    with progress(description="count units", unit="lines") as bar:
+        for found, lines in ordered_map(_count_units, _blocks(paths), workers):
+            counts.update(found)
+            bar.update(lines)
+    counts.update(dict.fromkeys(smallest(kind, counts), 0))
+    kept = choose_symbols(counts, 0, None, FACTOR)
+    write_dictionary(dictionary, kept)
+    return [symbol for symbol, _ in kept]
+
+
 def binarise_pairs(
-    sets: Mapping[str, tuple[Path, Path]], languages: tuple[str, str], folder: Path, workers: int
+    sets: Mapping[str, tuple[Path, Path]], languages: tuple[str, str], dictionary: Path, folder: Path, workers: int
 ) -> dict[str, Any]:
     """Write parallel text in units, one space between two, as fairseq reads it, with one dictionary of both sides.
 
@@ -33,25 +57,20 @@ def binarise_pairs(
     dictionary by the name dict.txt too.
 
     Args:
-        sets: the source's and the target's file by split; the dictionary is of "train".
+        sets: the source's and the target's file by split.
         languages: of both sides.
+        dictionary: of "train".
         folder: where it is written.
         workers: processes; the result does not depend on them.
 
     Returns:
         The dictionary's entries, and the number of unknown units by split and language.
     """
-    pair = "-".join(languages)
+    pair, kept = "-".join(languages), read_dictionary(dictionary)
     with atomic_folder(folder) as temporary:
-        counts: Counter[str] = Counter()
-        with progress(description="count units", unit="lines") as bar:
-            for found, lines in ordered_map(_count_units, _blocks(sets["train"]), workers):
-                counts.update(found)
-                bar.update(lines)
-        kept = choose_symbols(counts, 0, None, FACTOR)
         for name in (DICTIONARY, *(f"dict.{language}.txt" for language in languages)):
-            write_dictionary(temporary / name, kept)
-        encode = partial(_encode_block, ids_of(symbol for symbol, _ in kept))
+            copy_file(dictionary, temporary / name)
+        encode = partial(_encode_block, ids_of(kept))
         unknown: dict[str, dict[str, int]] = {}
         with progress(description="binarise", unit="lines") as bar:
             for split, paths in sets.items():

@@ -24,7 +24,7 @@ from relpos_fairseq.preparation.lm_encoding import (
 from relpos_fairseq.preparation.pipeline import Preparation, Report, TextLines
 from relpos_fairseq.preparation.settings import SPLITS, LmOptions, check_lm
 from relpos_fairseq.text.dictionary import NSPECIAL, choose_symbols, read_dictionary, write_dictionary
-from relpos_fairseq.text.levels import END, Bytes, Level, LevelText, load_level
+from relpos_fairseq.text.levels import END, Bytes, LevelText, load_level
 from relpos_fairseq.text.tokenizer import load_sentencepiece
 
 
@@ -224,10 +224,6 @@ class LmPreparation(Preparation):
 
         self.add("sentencepiece", run, train, [model], {**reading, **options})
 
-    def load_level(self) -> Level:
-        """Load the level; sentencepiece needs its model."""
-        return load_level(self.level, *self.models)
-
     def byte_dictionary(self) -> dict[str, int]:
         """Make the dict.txt of all bytes."""
         write_dictionary(self.dictionary, [(symbol, 1) for symbol in Bytes.symbols])
@@ -240,7 +236,7 @@ class LmPreparation(Preparation):
         # Characters that only valid or test have are in the dictionary too, at its end: bits per
         # character allow no unknown, and published enwik8 vocabularies count all splits.
         others = [path for paths in files.values() for path in paths] * (self.level == "char")
-        level = self.load_level()
+        level = load_level(self.level, *self.models)
         texts = [read_text(paths, self.level, args.on_bad_line) for paths in (train, others) if paths]
         symbols, different = count_symbols(texts, level, args.workers)
         kept = choose_symbols(symbols, args.threshold, args.words, args.padding_factor)
@@ -267,8 +263,8 @@ class LmPreparation(Preparation):
             folders = self.folders if split == "train" else self.folders[:1]
 
             def run(split=split, paths=paths, folders=folders) -> dict:
-                level = self.load_level()
                 symbols = read_dictionary(self.dictionary)
+                level = load_level(self.level, *self.models, known=symbols)
                 counts = encode_split(split, paths, folders, level, symbols, options, args.workers)
                 return {str(shard): found for shard, found in enumerate(counts)}
 
@@ -288,7 +284,7 @@ class LmPreparation(Preparation):
         split, paths = next(iter(self.files.items()))
         lines = (line for path in paths for line in read_lines(path, "drop"))
         known = {*read_dictionary(self.dictionary), END}
-        return {split: TextLines(LevelText(self.level, *self.models), lines, known)}
+        return {split: TextLines(LevelText(self.level, *self.models, known=known), lines, known)}
 
     def report(self, counts: dict[str, Mapping]) -> list[Report]:
         facts = {

@@ -69,6 +69,8 @@ def check_lm(args: LmOptions) -> str:
     level = args.level or (corpus.level if corpus else "word")
     if level == "byte" and (args.dict or args.words or args.threshold):
         raise UserError("at the level of bytes the dictionary is fixed: leave out --dict, --words, --threshold")
+    if level == "char" and (args.words or args.threshold):
+        raise UserError("bits a character allow no unknown character: leave out --words and --threshold")
     if args.dict and (args.words or args.threshold):
         raise UserError("--dict is used as it is: leave out --words and --threshold")
     if args.sentencepiece and level != "sentencepiece":

@@ -26,7 +26,7 @@ from relpos_fairseq.io.manifests import Manifest, describe_files, labelled, vers
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.io.stages import STAMPS, Stage, read_stamp
-from relpos_fairseq.preparation.binarise import binarise_pairs
+from relpos_fairseq.preparation.binarise import binarise_pairs, count_dictionary
 from relpos_fairseq.preparation.cleaning import (
     DROPPED,
     EXAMPLES,
@@ -290,7 +290,8 @@ class WmtPreparation(Preparation):
         parts = [settings.ready(number) for number in numbers]
         text = [path for split in self.splits for path in settings.text(split)]
         units = [path for split in self.splits for path in settings.units(split)]
-        data, languages = self.out / "data-bin", {"languages": settings.languages}
+        data, languages = self.out / "data-bin", {"languages": settings.languages, "version": 3}
+        apply = {"bpe": settings.options.bpe, "version": 2}
         sampled = {"pairs": settings.options.learn_lines, "seed": settings.options.seed}
         joined = [*(path for part in parts for path in part), *records]
         train, model, sample = [*settings.text("train")], [settings.model], [settings.learned_on]
@@ -299,8 +300,8 @@ class WmtPreparation(Preparation):
             Stage("merge", merge, joined, train, settings.merging()),
             Stage("sample", self.run_sample, train, sample, sampled),
             Stage("learn", self.run_learn, sample, model, settings.learning()),
-            Stage("apply", self.run_apply, [*model, *text], units, {"bpe": settings.options.bpe}),
-            Stage("binarise", lambda: self.run_binarise(data), units, [data], languages | {"version": 2}),
+            Stage("apply", self.run_apply, [*model, *text], [*units, settings.dictionary], apply),
+            Stage("binarise", lambda: self.run_binarise(data), [*units, settings.dictionary], [data], languages),
         ]
 
     def run_sample(self) -> dict:
@@ -331,16 +332,21 @@ class WmtPreparation(Preparation):
         return {}
 
     def run_apply(self) -> dict:
-        """Cut all text into subwords."""
-        settings = self.settings
-        subwords = load_subwords(settings.options.bpe, settings.model)
-        cut = (lambda line: " ".join(subwords(line)),) * 2
-        return {one: self.apply(cut, settings.text(one), settings.units(one), "apply") for one in self.splits}
+        """Cut all text into subwords: the training text, and the other sets into those that it has."""
+        settings, counts, known = self.settings, {}, []
+        for split in self.splits:  # "train" is the first
+            subwords = load_subwords(settings.options.bpe, settings.model, known)
+            cut = (lambda line, subwords=subwords: " ".join(subwords(line)),) * 2
+            counts[split] = self.apply(cut, settings.text(split), settings.units(split), "apply")
+            if split == "train":
+                how = settings.options.bpe, settings.dictionary, settings.options.workers
+                known = count_dictionary(settings.units(split), *how)
+        return counts
 
     def run_binarise(self, binary: Path) -> dict:
         """Write fairseq's files; count the dictionary's entries and the unknown subwords."""
-        units = {split: self.settings.units(split) for split in self.splits}
-        return binarise_pairs(units, self.settings.languages, binary, self.settings.options.workers)
+        settings, units = self.settings, {split: self.settings.units(split) for split in self.splits}
+        return binarise_pairs(units, settings.languages, settings.dictionary, binary, settings.options.workers)
 
     # Reports
 
@@ -358,7 +364,7 @@ class WmtPreparation(Preparation):
                 )
             ]
         counts |= counts.pop("shards", {})
-        outputs = [self.out / "data-bin", settings.model, settings.learned_on]
+        outputs = [self.out / "data-bin", settings.model, settings.learned_on, settings.dictionary]
         outputs += [path for split in self.splits for path in settings.units(split)]
         outputs += [path for split in self.texts.held_out for path in settings.references(split)]
         rows = self.set_rows(counts)
@@ -385,7 +391,7 @@ class WmtPreparation(Preparation):
         how = settings.tokenizer, settings.options.bpe, settings.model, settings.options.normalization
         known = set(read_dictionary(self.out / "data-bin" / DICTIONARY))
         return {
-            path.name: TextLines(ParallelText(language, *how), read_lines(path), known)
+            path.name: TextLines(ParallelText(language, *how, known), read_lines(path), known)
             for language, path in zip(settings.languages, settings.references("valid"), strict=True)
         }
 

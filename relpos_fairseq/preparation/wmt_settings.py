@@ -211,6 +211,11 @@ class WmtSettings:
         """The sample of the training text that subwords are learned on."""
         return self.out / "units" / "sample.txt"
 
+    @property
+    def dictionary(self) -> Path:
+        """The subwords of the training text."""
+        return self.out / "units" / "dict.txt"
+
     def text(self, split: str) -> tuple[Path, Path]:
         """Return the files of a set before it is cut into subwords."""
         return self.sides(self.out / "text", split)

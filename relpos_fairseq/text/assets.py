@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -72,15 +72,24 @@ class ParallelText:
         bpe: "subword-nmt", "sentencepiece", or "none" for whole words.
         model: the file of merges, or of sentencepiece's model.
         normalization: "identity" leaves all but white space as it is; what a sentencepiece model does is its own.
+        known: the dictionary's symbols, as in `load_subwords`.
     """
 
-    def __init__(self, language: str, tokenizer: str, bpe: str, model: Path | None, normalization: str = "") -> None:
+    def __init__(
+        self,
+        language: str,
+        tokenizer: str,
+        bpe: str,
+        model: Path | None,
+        normalization: str = "",
+        known: Collection[str] = (),
+    ) -> None:
         from relpos_fairseq.text.moses import Detokeniser, FastMoses, Normaliser, on_one_line
 
         self.steps: list[Callable[[str], str]] = [on_one_line if normalization == IDENTITY else Normaliser(language)]
         if tokenizer == "moses":
             self.steps.append(FastMoses(language))
-        self.cut = whole_words if model is None else load_subwords(bpe, model)
+        self.cut = whole_words if model is None else load_subwords(bpe, model, known)
         self.detokenise = Detokeniser(language, tokenizer, bpe)
 
     def encode(self, text: str) -> list[str]:
@@ -165,11 +174,18 @@ def read_text(folder: Path, language: str | None = None) -> Text:
             known = " and ".join(settings["languages"])
             raise UserError(f"{manifest} is of {known}, and the model asks for {language}")
         units = None if settings["bpe"] == "none" else unit_file(folder, settings["bpe"])
-        return ParallelText(language, settings["tokenizer"], settings["bpe"], units, settings.get("normalization", ""))
+        normal, known = settings.get("normalization", ""), symbols_in(folder, f"dict.{language}.txt")
+        return ParallelText(language, settings["tokenizer"], settings["bpe"], units, normal, known)
     if level := facts.get("level"):
-        return LevelText(level, unit_file(folder, level) if level == SENTENCEPIECE else None)
+        return LevelText(level, unit_file(folder, level) if level == SENTENCEPIECE else None, symbols_in(folder))
     place = tokenizer_folder(folder)
     return TokenizerText(place) if place else SymbolText()
+
+
+def symbols_in(folder: Path, *names: str) -> list[str]:
+    """Return the symbols of a folder's dictionary, the first of the named ones or dict.txt; [] if it has none."""
+    found = next((path for name in (*names, DICTIONARY) if (path := folder / name).is_file()), None)
+    return read_dictionary(found) if found else []
 
 
 _FACTS = {  # of a manifest's settings

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,8 +143,8 @@ class Bytes(Level):
 class SentencePieces(Level):
     """Subwords of a sentencepiece model; a run of white space, and of its mark of a space, counts as one space."""
 
-    def __init__(self, model: str | Path) -> None:
-        self.processor = load_sentencepiece(Path(model))
+    def __init__(self, model: str | Path, known: Collection[str] = ()) -> None:
+        self.processor = load_sentencepiece(Path(model), known)
         self.usable = usable_pieces(self.processor)
         numbers = range(self.processor.get_piece_size())
         self.bytes = {self.processor.id_to_piece(n) for n in numbers if self.processor.is_byte(n)}
@@ -170,10 +170,13 @@ class SentencePieces(Level):
 BUILT_IN: dict[str, type[Words] | type[Characters] | type[Bytes]] = {"word": Words, "char": Characters, "byte": Bytes}
 
 
-def load_level(level: str, model: str | Path | None = None) -> Level:
-    """Return the level of a name: "word", "sentencepiece" (of the file `model`), "char" or "byte"."""
+def load_level(level: str, model: str | Path | None = None, known: Collection[str] = ()) -> Level:
+    """Return the level of a name: "word", "sentencepiece" (of the file `model`), "char" or "byte".
+
+    Pieces that are none of `known`, the symbols of a dictionary, are split further; without any nothing is.
+    """
     if model is not None:
-        return SentencePieces(model)
+        return SentencePieces(model, known)
     return BUILT_IN[level]()
 
 
@@ -183,10 +186,11 @@ class LevelText:
     Args:
         level: "word", "sentencepiece", "char" or "byte".
         model: sentencepiece's file.
+        known: the dictionary's symbols, as in `load_level`.
     """
 
-    def __init__(self, level: str, model: Path | None = None) -> None:
-        self.level = load_level(level, model)
+    def __init__(self, level: str, model: Path | None = None, known: Collection[str] = ()) -> None:
+        self.level = load_level(level, model, known)
 
     def encode(self, text: str) -> list[str]:
         """Return the symbols of a text; a line feed becomes `</s>`."""

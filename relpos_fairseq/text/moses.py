@@ -11,6 +11,7 @@ these surroundings, and the result is cached.
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 
 from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
@@ -127,20 +128,32 @@ class Detokeniser:
         self.units = units
 
     def __call__(self, line: str) -> str:
-        """Return the plain text of a line; plain text stays the same."""
-        line = join_subwords(line, self.units)
-        if self.moses is not None:
-            line = self.moses.detokenize(line.split())
-        return line
+        """Return the plain text of a line of subwords."""
+        return self._whole(join_subwords(line, self.units))
+
+    def _whole(self, line: str) -> str:
+        return line if self.moses is None else self.moses.detokenize(line.split())
+
+    def lines(self, lines: Sequence[str], cut: bool = False) -> list[str]:
+        """Return the plain text of a system's lines, which are in subwords or joined already.
+
+        A line of sentencepiece's subwords may have no mark, so that all lines together tell; `cut` says that they are.
+        """
+        units = self.units
+        if units == "auto" and 2 * sum(line.startswith(WORD_START) for line in lines) > len(lines):
+            units = "sentencepiece"
+        if units == "sentencepiece" and not (cut or any(WORD_START in line for line in lines)):
+            return list(map(self._whole, lines))
+        return [self._whole(join_subwords(line, units)) for line in lines]
 
 
 def join_subwords(line: str, units: str) -> str:
-    """Join subwords, separated by spaces, to words; words stay as they are.
+    """Join subwords, separated by spaces, to words.
 
     `units` is "subword-nmt", "sentencepiece", "none", or "auto" to decide by the marks in the line.
     """
     if units == "sentencepiece" or (units == "auto" and line.startswith(WORD_START)):
-        return line.replace(" ", "").replace(WORD_START, " ").strip() if WORD_START in line else line
+        return line.replace(" ", "").replace(WORD_START, " ").strip()
     if units in ("subword-nmt", "auto"):
         return f"{line} ".replace(f"{CONTINUED} ", "").rstrip(" ")
     return " ".join(map(word_of, line.split(" ")))

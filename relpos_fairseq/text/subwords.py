@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import redirect_stderr
 from functools import lru_cache
 from pathlib import Path
@@ -41,10 +41,14 @@ class SubwordNmt:
     """Splits the words of a line as subword-nmt does with a file of merges; caches the subwords of frequent words.
 
     A word's last subword has no mark; one that would be taken for a special symbol, or to go on, is split once more.
+
+    Args:
+        codes: the file of merges.
+        known: symbols; subwords that are none of them are split further. None: all are whole.
     """
 
-    def __init__(self, codes: Path):
-        self.library = load_merges(codes)
+    def __init__(self, codes: Path, known: Collection[str] = ()):
+        self.library = load_merges(codes, vocab=set(known))
         self.subwords = lru_cache(REMEMBERED)(self.split)
 
     def split(self, word: str) -> list[str]:
@@ -63,17 +67,30 @@ class SubwordNmt:
         return [subword for word in line.split(" ") for subword in self.subwords(word)]
 
 
-def load_subwords(kind: str, path: Path) -> Callable[[str], list[str]]:
+def smallest(kind: str, subwords: Collection[str]) -> set[str]:
+    """Return the subwords of single characters into which every text of the subwords' characters can be split."""
+    if kind != SUBWORD_NMT:
+        return {character for one in subwords for character in one}
+    characters = {character for one in subwords for character in one.removesuffix(CONTINUED)}
+    return {f"{character}{mark}" for character in characters for mark in ("", CONTINUED)}
+
+
+def load_subwords(kind: str, path: Path, known: Collection[str] = ()) -> Callable[[str], list[str]]:
     """Return a function from a line to its subwords, from a file of merges or a model.
 
-    `kind` is "subword-nmt" or "sentencepiece". No subword is a special symbol, whatever the line says.
+    No subword is a special symbol, whatever the line says.
+
+    Args:
+        kind: "subword-nmt" or "sentencepiece".
+        path: the file.
+        known: symbols of a dictionary: what it lacks is split further, down to single characters. None: nothing is.
     """
     if kind == SUBWORD_NMT:
-        return SubwordNmt(path)
-    processor = load_sentencepiece(path)
+        return SubwordNmt(path, known)
+    processor, kept = load_sentencepiece(path, known), set(known)
 
     def cut(line: str) -> list[str]:
         found = processor.encode(with_spaces(line), out_type=str)
-        return [part for one in found for part in (one if one in SPECIAL else [one])]
+        return [part for one in found for part in (one if one in SPECIAL or kept and one not in kept else [one])]
 
     return cut

@@ -457,8 +457,13 @@ def wordpiece(vocabulary: dict[str, int] | None = None, lowercase: bool = False,
 # sentencepiece and subword-nmt
 
 
-def load_sentencepiece(model: Path | bytes) -> Any:
+def load_sentencepiece(model: Path | bytes, known: Collection[str] = ()) -> Any:
     """Return the `SentencePieceProcessor` of a model file, or of a file's content.
+
+    Args:
+        model: the file or its content.
+        known: what text is split into, with single characters, as by the library's SetVocabulary, which its Python
+            lacks; none: all pieces.
 
     Raises:
         UserError: the model is none.
@@ -475,6 +480,14 @@ def load_sentencepiece(model: Path | bytes) -> Any:
                 raise ValueError(f"the piece {processor.id_to_piece(number)!r} has no finite score")
         if not usable_pieces(processor):
             raise ValueError("it has no piece of text")
+        if known:
+            from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+
+            proto, names = ModelProto.FromString(content), set(known)
+            for one in proto.pieces:
+                if one.type == one.NORMAL and one.piece not in names and len(one.piece) > 1:
+                    one.type = one.UNUSED
+            processor = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
     return processor
 
 

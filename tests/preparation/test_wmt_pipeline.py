@@ -707,7 +707,8 @@ def test_multi30k(shared_data, tmp_path, monkeypatch, capsys, pair, bpe):
     reference = gzip.open(shared_data / "multi30k" / f"test_2016_flickr.{target}.gz").read()
     assert (out / "reference" / f"test.{target}").read_bytes() == reference
     sets = [f"--{split}pref={out / 'units' / split}" for split in ("train", "valid", "test")]
-    sides = ["--source-lang", "en", "--target-lang", target, "--joined-dictionary"]
+    given = ["--joined-dictionary", "--srcdict", str(out / "units" / "dict.txt")]  # with all characters
+    sides = ["--source-lang", "en", "--target-lang", target, *given]
     call("preprocess", *sides, *sets, "--destdir", str(tmp_path / "its"))
     for path in (tmp_path / "its").iterdir():
         assert path.name == "preprocess.log" or path.read_bytes() == (out / "data-bin" / path.name).read_bytes()

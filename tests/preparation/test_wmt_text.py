@@ -18,11 +18,15 @@ from subword_nmt.learn_bpe import learn_bpe
 from relpos_fairseq.comparison.tasks import parallel_text as quickstart_corpus
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.preparation import cleaning
+from relpos_fairseq.preparation.binarise import count_dictionary
 from relpos_fairseq.preparation.cleaning import Cleaner, Filter, Limits, sampled
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, Chunk, Text, map_lines
 from relpos_fairseq.text import training
+from relpos_fairseq.text.assets import ParallelText
+from relpos_fairseq.text.dictionary import read_dictionary
 from relpos_fairseq.text.moses import Detokeniser, FastMoses, Normaliser, join_subwords
 from relpos_fairseq.text.subwords import SubwordNmt, load_subwords
+from relpos_fairseq.text.tokenizer import usable_pieces
 from relpos_fairseq.text.training import learn_sentencepiece
 
 LANGUAGES = ("en", "de", "cs", "fr")
@@ -181,6 +185,46 @@ def test_sentencepiece_joins_again(model, words):
     units = " ".join(load_subwords("sentencepiece", model)(line))
     library = sentencepiece.SentencePieceProcessor(model_file=str(model))
     assert join_subwords(units, "sentencepiece") == library.decode(library.encode(line)) == line
+
+
+@FEW
+@given(numbers=st.lists(st.integers(0, 99), max_size=5))
+def test_any_pieces_join_as_the_library_joins_them(model, numbers):
+    """A hypothesis may begin within a word, or have no mark at all."""
+    library = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    usable = usable_pieces(library)
+    pieces = [usable[number % len(usable)] for number in numbers]
+    assert ParallelText("de", "none", "sentencepiece", model).decode(pieces) == library.decode_pieces(pieces).strip()
+
+
+def test_all_lines_tell_whether_they_are_in_pieces():
+    """One without a mark is joined among others with marks; of text that is joined already none is."""
+    of_pieces, by_marks = Detokeniser("de", "none", "sentencepiece"), Detokeniser("de", "none")
+    for detokenise in (of_pieces, by_marks):
+        assert detokenise.lines(["z .", "▁a b ▁c"]) == ["z." if detokenise is of_pieces else "z .", "ab c"]
+        assert detokenise.lines(["z .", "▁a b ▁c", "▁d"]) == ["z.", "ab c", "d"]
+        assert detokenise.lines(["a b .", "c"]) == ["a b .", "c"]
+    assert of_pieces.lines(["z ."], cut=True) == ["z."]
+    assert by_marks.lines(["lo@@ west ."]) == ["lowest ."]
+
+
+@FEW
+@given(lines=st.lists(st.text("abcdeé 中", max_size=12), max_size=5), held_out=st.text("abcdeé 中x", max_size=12))
+@pytest.mark.parametrize("kind", ["subword-nmt", "sentencepiece"])
+def test_no_character_of_the_training_text_is_unknown(codes, model, tmp_path_factory, kind, lines, held_out):
+    """Whatever the dictionary lacks is split into what it has; what remains unknown are other characters, alone."""
+    path, lines = codes if kind == "subword-nmt" else model, [" ".join(line.split()) for line in [*lines, "ab c"]]
+    unlimited, folder = load_subwords(kind, path), tmp_path_factory.mktemp("dictionary")
+    (folder / "train").write_text("".join(f"{' '.join(unlimited(line))}\n" for line in lines))
+    known = count_dictionary((folder / "train", folder / "train"), kind, folder / "dict.txt", 1)
+    assert known == read_dictionary(folder / "dict.txt")
+    cut = load_subwords(kind, path, known)
+    assert all(cut(line) == unlimited(line) for line in lines)
+    units = cut(line := " ".join(held_out.split()))
+    assert join_subwords(" ".join(units), kind) == line
+    for unit in {*units} - {*known}:
+        character = unit.removesuffix("@@") if kind == "subword-nmt" else unit
+        assert len(character) == 1 and character not in "".join(lines)
 
 
 @FEW
