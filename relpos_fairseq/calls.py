@@ -16,9 +16,11 @@ from relpos_fairseq.schemes import scheme_class
 from relpos_fairseq.terms import PositionTerms
 
 
-def layer_terms(layer: SchemeStack, context: PositionContext, source: Tensor) -> tuple[PositionTerms, ...]:
+def layer_terms(
+    layer: SchemeStack, context: PositionContext, source: Tensor, padding: Tensor | None
+) -> tuple[PositionTerms, ...]:
     """Return the terms that layers share and the layer's own, computed anew; `source` (S, B, E) is its input."""
-    return context.shared + layer.evaluate(context.positions).terms + layer.gated(source)
+    return context.shared + layer.evaluate(context.positions).terms + layer.gated(source, padding)
 
 
 def rotated(inputs: AttentionInputs, context: PositionContext) -> AttentionInputs:
@@ -38,8 +40,8 @@ def rotated(inputs: AttentionInputs, context: PositionContext) -> AttentionInput
 def layer_call(
     placement: Placement, layer: SchemeStack, context: PositionContext, q: Tensor, k: Tensor, v: Tensor, source: Tensor
 ) -> AttentionInputs:
-    """Return the call of attention for a layer's heads (B, H, T, D), whose input is `source` (S, B, E)."""
-    terms, plan = layer_terms(layer, context, source), placement.plan
+    """Return the attention of a layer's heads (B, H, T, D); `source` (S, B, E) is its input, without padding."""
+    terms, plan = layer_terms(layer, context, source, None), placement.plan
     return rotated(AttentionInputs(q, k, v, terms, context.positions, plan.scale, plan.shape.causal), context)
 
 

@@ -97,16 +97,23 @@ class SchemeStack(nn.ModuleList):
         pairs = zip(self, prepared, strict=True)
         return Evaluated(prepared, tuple(scheme.terms(part, positions) for scheme, part in pairs))
 
-    def gates(self, source: Tensor) -> dict[str, Tensor | None]:
-        """Sum the members' log gates for a layer's input (S, B, E), with their weights, as decoding caches them."""
-        return {
-            "log_gates": _sum(scheme.log_gates(source) for scheme in self),
-            "gate_weights": _sum(scheme.gate_weights(source) for scheme in self),
-        }
+    def gates(self, source: Tensor, padding: Tensor | None) -> dict[str, Tensor | None]:
+        """Sum the members' log gates for a layer's input, with their weights, as decoding caches them.
 
-    def gated(self, source: Tensor) -> tuple[PositionTerms, ...]:
-        """Return the members' log gates for a layer's input (S, B, E) as a tuple of one term, or of none."""
-        return decay_of(self.gates(source))
+        Attention sums them over slots, so that padding between a query and a key must have open gates.
+
+        Args:
+            source: (S, B, E).
+            padding: (B, S) True at padding, or None.
+        """
+        gates = _sum(scheme.log_gates(source) for scheme in self)  # (B, H|1, S, sides)
+        if gates is not None and padding is not None:
+            gates = gates.masked_fill(padding[:, None, :, None], 0.0)
+        return {"log_gates": gates, "gate_weights": _sum(scheme.gate_weights(source) for scheme in self)}
+
+    def gated(self, source: Tensor, padding: Tensor | None) -> tuple[PositionTerms, ...]:
+        """Return what `gates` returns as a tuple of one term, or of none."""
+        return decay_of(self.gates(source, padding))
 
 
 def _sum(parts: Iterable[Tensor | None]) -> Tensor | None:

@@ -390,7 +390,7 @@ class PositionScheme(nn.Module):
     def log_gates(self, source: Tensor) -> Tensor | None:
         """Return the logarithms of each token's gates, computed from the layer's input at that token alone.
 
-        `terms.Decay` says what they add to the logits.  Decoding caches them with the keys.
+        `terms.Decay` says what they add to the logits; padding adds nothing.  Decoding caches them with the keys.
 
         Args:
             source: (S, B, E) input of the key projection, memory included.

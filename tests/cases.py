@@ -228,7 +228,7 @@ def terms_of(stack: Placement, layer: SchemeStack, positions: Positions, batch: 
     some = next(layer.parameters(), None)
     if some is not None:
         source = source_of(positions, batch, stack.plan.shape.embed_dim)
-        own += layer.gated(source.to(some))
+        own += layer.gated(source.to(some), None)
     return stack.context(positions).shared + own
 
 

@@ -201,7 +201,7 @@ class SchemeCandidate(Candidate):
             fresh, scale = (k[:, :, first:], v[:, :, first:]), self.stack.plan.scale
             new = rotated(AttentionInputs(q, *fresh, terms, positions, scale, causal=True), context)
             tensors = {"key": new.k, "content_key": new.content_k, "value": new.v}
-            kept = cache.append(tensors | self.layer.gates(source[first:length]), None)
+            kept = cache.append(tensors | self.layer.gates(source[first:length], None), None)
             terms += decay_of(kept)
             tables = cache.tables(terms, positions, new.q, scale)
             return replace(

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from relpos_fairseq.calls import layer_terms
 from relpos_fairseq.inference.ct2 import engine
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.placement import Placement
@@ -80,7 +81,7 @@ def stack_form(placement: Placement, attentions: list[Any], name: str) -> StackF
     context, source = placement.context(positions), torch.zeros(length, 1, plan.shape.embed_dim)
     rotating = [scheme for scheme in placement.shared if scheme.rotates]
     terms = [
-        context.of_layer(layer).shared + attention.position.evaluate(positions).terms + attention.position.gated(source)
+        layer_terms(attention.position, context.of_layer(layer), source, None)
         for layer, attention in enumerate(attentions)
     ]
     problem = _problem(terms, rotating)

@@ -98,7 +98,7 @@ class PositionAttention(SelfAttention):
 
         Args:
             x: (B, T, E).
-            key_padding_mask: (B, T) True at padding of these tokens, or (B, M + T) with a memory.
+            key_padding_mask: (B, T) True at padding of these tokens, wherever it stands, or (B, M + T) with a memory.
             cache: of earlier steps of decoding; these tokens are appended to it. Needs `causal`.
             memory: (B, M, E) states of an earlier segment (Transformer-XL), which are keys and values alone.
             segments: (B, S) number of each key's segment, all S keys of cache or memory included.

@@ -157,7 +157,8 @@ class SelfAttention(nn.Module):
     def _inputs(self, query: Tensor, context: PositionContext, key_padding: Tensor | None) -> AttentionInputs:
         """Project (T, B, E) and return the inputs of attention, with shared and own terms."""
         source = _source(query, context)
-        return self._project(query, source, context, layer_terms(self.position, context, source), key_padding)
+        terms = layer_terms(self.position, context, source, key_padding)
+        return self._project(query, source, context, terms, key_padding)
 
     def _step_inputs(
         self, query: Tensor, context: PositionContext, new_padding: Tensor | None, cache: DecodingCache
@@ -168,7 +169,8 @@ class SelfAttention(nn.Module):
         terms = context.shared + cache.position.evaluate(self.position, positions).terms
         new = self._project(query, source, context, terms, None)
         _check_cached(cache.length + new.k.size(2), positions.src_len)
-        tensors = {"key": new.k, "content_key": new.content_k, "value": new.v} | self.position.gates(source)
+        gates = self.position.gates(source, new_padding)
+        tensors = {"key": new.k, "content_key": new.content_k, "value": new.v} | gates
         keys = cache.append(tensors, new_padding)
         terms += decay_of(keys)
         tables = cache.tables(terms, positions, new.q, self.scale)

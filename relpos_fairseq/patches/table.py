@@ -15,7 +15,7 @@ import fairseq.distributed.utils as distributed
 import fairseq.models.distributed_fairseq_model as wrapper
 from fairseq import checkpoint_utils, options, utils
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
-from fairseq.data import Dictionary, data_utils, indexed_dataset
+from fairseq.data import Dictionary, TokenBlockDataset, data_utils, indexed_dataset, token_block_dataset
 from fairseq.data.encoders.gpt2_bpe import GPT2BPE
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
@@ -59,6 +59,8 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (data_utils, "batch_by_size", training.batch_by_size),
     (data_utils, "load_indexed_dataset", training.load_indexed_dataset),
     (indexed_dataset, "make_dataset", training.make_dataset),
+    (token_block_dataset, "best_fitting_int_dtype", training.best_fitting_int_dtype),
+    (TokenBlockDataset, "_build_slice_indices", training.build_slice_indices),
     (Dictionary, "add_from_file", training.add_from_file),
     (masked_lm, "get_whole_word_mask", training.get_whole_word_mask),
     (SubwordNMTBPE, "__init__", subwords.subword_nmt),

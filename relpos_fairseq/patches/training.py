@@ -56,6 +56,19 @@ def restore_numpy_names() -> None:
         np.compat = types.SimpleNamespace(long=int)
 
 
+def best_fitting_int_dtype(original, largest: int) -> type[np.signedinteger]:
+    """Return a type with a sign for places in a text: fairseq subtracts 1 from them, and 0 is one."""
+    return np.int32 if largest < 2**31 else np.int64
+
+
+def build_slice_indices(original, self, sizes, *how) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return sizes of blocks that may exceed fairseq's 16 bits, and last lines that are not the empty ones before."""
+    _, lines, slices = original(sizes, *how)
+    last = np.searchsorted(np.cumsum(sizes), slices[:, 1] - 1, side="right")  # that of the block's last token
+    lines[:, 2] = np.maximum(lines[:, 2], last)  # an empty block keeps its own
+    return slices[:, 1] - slices[:, 0], lines, slices
+
+
 def batch_by_size(original, indices, num_tokens_fn, num_tokens_vec=None, max_tokens=None, **kwargs):
     """Keep the last batch, which fairseq leaves out, in evaluation too, if its size is no multiple of 8.
 

@@ -14,6 +14,8 @@ from relpos_fairseq.preparation.binarise import warn_of_unknown
 from relpos_fairseq.text.assets import Text
 from relpos_fairseq.text.round_trip import RoundTrip, round_trip
 
+MANY = 0.1  # share of a text's lines above which a remedy is named, if they change by other than unknown symbols
+
 
 @dataclass(frozen=True)
 class TextLines:
@@ -23,11 +25,13 @@ class TextLines:
         text: to symbols and back.
         lines: as many as there are; only the first are read.
         known: symbols of the dictionary, or None where the text itself says which are unknown.
+        remedy: options by which more of the text comes back, or "".
     """
 
     text: Text
     lines: Iterable[str]
     known: Collection[str] | None = None
+    remedy: str = ""
 
 
 @dataclass
@@ -84,15 +88,18 @@ class Preparation(ABC):
             for line in report.lines:
                 print(line, flush=True)
             if trips:
-                print(f"\n{describe_trips(trips)}", flush=True)
+                remedies = {name: one.remedy for name, one in report.texts.items()}
+                print(f"\n{describe_trips(trips, remedies)}", flush=True)
             warn_of_unknown(report.unknown)
 
 
-def describe_trips(trips: Mapping[str, RoundTrip]) -> str:
-    """Return a table of the lines that do not come back, by data set, and examples."""
-    rows = [
-        (name, trip.lines, trip.changed, f"{trip.changed / max(trip.lines, 1):.1%}") for name, trip in trips.items()
-    ]
+def describe_trips(trips: Mapping[str, RoundTrip], remedies: Mapping[str, str]) -> str:
+    """Return a table of the lines that do not come back, by data set, with a remedy if they are many; and examples."""
+    rows = []
+    for name, trip in trips.items():
+        helps = remedies[name] and trip.changed - trip.unknown > MANY * trip.lines
+        less = f", less with {remedies[name]}" if helps else ""
+        rows.append((name, trip.lines, trip.changed, f"{trip.changed / max(trip.lines, 1):.1%}{less}"))
     parts = [table(rows, ("text to symbols and back", "lines", "changed", "share"))]
     for name, trip in trips.items():
         parts += [f"{name}: `{line}` comes back as `{back}` ({why})" for line, back, why in trip.examples]

@@ -391,7 +391,7 @@ class WmtPreparation(Preparation):
         how = settings.tokenizer, settings.options.bpe, settings.model, settings.options.normalization
         known = set(read_dictionary(self.out / "data-bin" / DICTIONARY))
         return {
-            path.name: TextLines(ParallelText(language, *how, known), read_lines(path), known)
+            path.name: TextLines(ParallelText(language, *how, known), read_lines(path), known, settings.remedy)
             for language, path in zip(settings.languages, settings.references("valid"), strict=True)
         }
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.options import InFolder, OutFolder, argument, flag, option
+from relpos_fairseq.text.languages import find_language
 from relpos_fairseq.text.subwords import IDENTITY, NORMALIZATIONS
 from relpos_fairseq.text.tokenizer import SENTENCEPIECE, SUBWORD_NMT
 
@@ -85,7 +86,9 @@ class WmtOptions(Limits):
         "fail", "invalid UTF-8 in training text: stop, or drop the pair and count it", choices=("fail", "drop")
     )
     tokenizer: str | None = option(
-        None, "default: moses for subword-nmt, none for sentencepiece", choices=("moses", "none")
+        None,
+        "default: moses for subword-nmt, if it gives text in the scripts of both languages back; else none",
+        choices=("moses", "none"),
     )
     normalization: str = option(
         "",
@@ -141,7 +144,8 @@ class WmtSettings:
         if len(languages) != 2 or not all(languages) or len(set(languages)) != 2 or len(years) > 1:
             raise UserError(f"give [YEAR] PAIR, as in wmt15 en-de; got {' '.join(options.pair)}")
         self.source, self.target = languages
-        self.tokenizer = options.tokenizer or ("moses" if options.bpe == SUBWORD_NMT else "none")
+        fits = options.bpe == SUBWORD_NMT and all(find_language(one).comes_back_from_moses for one in languages)
+        self.tokenizer = options.tokenizer or ("moses" if fits else "none")
         self.refuse_contradictions()
         other = self.target if self.source == "en" else self.source
         self.year = years[0] if years else ("" if options.from_dir else DEFAULT_YEAR.get(other, ""))
@@ -180,6 +184,13 @@ class WmtSettings:
     def tokenises(self) -> bool:
         """Whether words are cut from punctuation before subwords are learned."""
         return self.tokenizer == "moses"
+
+    @property
+    def remedy(self) -> str:
+        """The options that leave more of the text as it is; "" if there are none."""
+        if self.tokenises:
+            return "--tokenizer none"
+        return "" if self.options.normalization == IDENTITY else f"--normalization {IDENTITY} --tokenizer none"
 
     @property
     def downloads(self) -> Path:

@@ -2,7 +2,8 @@
 
 Codes are those of ISO 639-1 and -3, locales and NLLB: `pt-BR`, `pt_BR`, `rus_Cyrl`, `zho_Hans`, `sr-Latn`, `yue`.
 Scripts are Unicode CLDR's likely subtags (read by langcodes); spaces follow from Unicode's line breaking classes: where
-a line may end between any two letters, words are written without.
+a line may end between any two letters, words are written without; and marks of a script follow from its terminal
+punctuation.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ COMPOSED = {
     **{"Syre": ("Syrc",), "Syrj": ("Syrc",), "Syrn": ("Syrc",)},
 }
 BREAKABLE = regex.compile(r"[\p{Line_Break=SA}\p{Line_Break=ID}\p{Line_Break=CJ}\p{Line_Break=AK}\p{Line_Break=AS}]")
+CHARACTERS = range(0x20000)  # the two planes in which scripts have their letters and marks
 SIDES = ("src", "tgt")  # what fairseq's examples call the sides of a pair, whatever their languages
 SYLLABIC = "Tibt"  # a mark ends each syllable, and a space a phrase
 # Scripts whose text sacrebleu does not cut by spaces, the more telling first: Japanese and Korean have Han letters too.
@@ -38,16 +40,23 @@ class Language:
         scripts: ISO 15924's names of the scripts of its letters; those of all countries where the code names neither
             script nor country; none where they are not known.
         has_spaces: whether there are spaces between words; True where the scripts are not known.
+        likely: the scripts in which it is written where the code does not say otherwise.
     """
 
     code: str
     scripts: tuple[str, ...] = ()
     has_spaces: bool = True
+    likely: tuple[str, ...] = ()
 
     @property
     def scored_as(self) -> str:
         """The language by whose name sacrebleu and Moses choose their rules: `zh` of yue and cmn_Hant too."""
         return next((name for script, name in SCORED_AS.items() if script in self.scripts), self.code)
+
+    @property
+    def comes_back_from_moses(self) -> bool:
+        """Whether Moses' detokenizer takes back what its tokenizer did: it knows spaces, and Latin's marks alone."""
+        return self.has_spaces and not any(map(_has_own_marks, self.likely))
 
     def letters(self) -> regex.Pattern | None:
         """Return a pattern of a letter of one of the scripts, or None where they are not known."""
@@ -76,7 +85,9 @@ def find_language(code: str) -> Language:
     parts = {part for script in written for part in COMPOSED.get(script, (script,))}
     scripts = tuple(sorted(filter(_letters, parts)))
     breaks = (_breaks_anywhere(script) for script in scripts)
-    return Language(whole.language or code, scripts, not (scripts and all(breaks)))
+    script = (scripts and whole.maximize().script) or ""
+    likely = tuple(one for one in COMPOSED.get(script, (script,)) if one in scripts)
+    return Language(whole.language or code, scripts, not (scripts and all(breaks)), likely)
 
 
 def _written(language: str | None, territory: str | None) -> set[str]:
@@ -101,8 +112,15 @@ def _letters(*scripts: str) -> regex.Pattern | None:
 
 
 @cache
+def _has_own_marks(script: str) -> bool:
+    """Return whether a script has marks that end sentences or their parts and are not Latin's, as the danda."""
+    marks = regex.compile(rf"[\p{{Script_Extensions={script}}}&&\p{{Terminal_Punctuation}}]", regex.VERSION1)
+    return any(map(marks.match, map(chr, CHARACTERS)))
+
+
+@cache
 def _breaks_anywhere(script: str) -> bool:
     """Return whether a line may end between any two letters of a script."""
     pattern = _letters(script)
-    found = [letter for letter in map(chr, range(0x20000)) if pattern is not None and pattern.match(letter)]
+    found = [letter for letter in map(chr, CHARACTERS) if pattern is not None and pattern.match(letter)]
     return script == SYLLABIC or 2 * len(list(filter(BREAKABLE.match, found))) > len(found)

@@ -43,11 +43,13 @@ class RoundTrip:
     Attributes:
         lines: how many.
         changed: how many did not come back.
+        unknown: how many of these have symbols that the dictionary lacks.
         examples: the first of these: the line and what came back, around the first difference, and the reason.
     """
 
     lines: int = 0
     changed: int = 0
+    unknown: int = 0
     examples: list[tuple[str, str, str]] = field(default_factory=list)
 
 
@@ -67,9 +69,10 @@ def round_trip(text: Text, lines: Iterable[str], known: Collection[str] | None =
         found.lines += 1
         if back == line:
             continue
+        lacks = UNKNOWN in symbols and UNKNOWN not in line
         found.changed += 1
+        found.unknown += lacks
         if len(found.examples) < SHOWN:
-            lacks = UNKNOWN in symbols and UNKNOWN not in line
             found.examples.append((*_around(line, back), "unknown symbols" if lacks else _reason(line, back)))
     return found
 

@@ -98,6 +98,20 @@ def test_padding_side_of_a_model(scheme: str) -> None:
     torch.testing.assert_close(alone[0], expected[1, :-2])
 
 
+@pytest.mark.parametrize("scheme", (*SCHEMES, "fox+rope"))
+def test_padding_inside_a_row_of_a_model(scheme: str) -> None:
+    """What stands at padding between tokens changes no logit of a real one."""
+    model = randomized(small_model(position_scheme=scheme)).double()
+    source, target = batch()
+    source[0, 2:4] = target[2, 3] = 1
+    real, found = target.ne(1), []
+    for _ in range(2):
+        found.append(logits(model, source, target)[real][:, 2:])  # without padding's own logit
+        for side in (model.encoder, model.decoder):
+            torch.nn.init.ones_(side.embed_tokens.weight[1])
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("scheme", ["shaw", "t5", "m4m", "tupe", "learned+m4"])
 @pytest.mark.parametrize("share", ["auto", "layers"])
 @pytest.mark.parametrize("offload", [False, True])

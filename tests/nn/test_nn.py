@@ -233,3 +233,56 @@ def test_every_scheme_in_every_type(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = module(x, mask)
     assert (found.double() - exact)[~mask].norm() < 0.1 * exact[~mask].norm()
+
+
+def padded(read: int) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Padding left, right and inside of `read` tokens, and two inputs that differ there alone."""
+    padding = torch.zeros(3, LENGTH, dtype=torch.bool)
+    padding[0, :2] = padding[1, read - 2 : read] = padding[1, 2] = padding[2, 3:6] = True
+    x = states(3, LENGTH, WIDTH)
+    return padding, (x, torch.where(padding[..., None], 3 * x.flip(1) + 1, x))
+
+
+def segments_of(case) -> torch.Tensor | None:
+    return (torch.arange(LENGTH) > 3).long().expand(3, -1) if "segment_encoding" in case.flags else None
+
+
+FORMS = CASES_HERE if FULL else told_apart(CASES_HERE)
+DECODING = [case for case in FORMS if case.causal_only or "reset_cls" not in str(case.flags)]
+
+
+@pytest.mark.parametrize(
+    ("case", "causal"),
+    [(case, False) for case in FORMS if not case.causal_only] + [(case, True) for case in DECODING],
+    ids=str,
+)
+def test_what_stands_at_padding_changes_nothing(case, causal):
+    """At real tokens, wherever padding stands, in every backend that serves the scheme; nor in gradients."""
+    module, (padding, inputs), expected = build(case, causal), padded(LENGTH), None
+    for backend in ("reference", "blocked", "native", "sdpa", "auto"):
+        module.backend = backend
+        for x in (given.clone().requires_grad_() for given in inputs):
+            try:
+                out = module(x, padding, segments=segments_of(case))[~padding]
+            except ValueError as error:
+                assert f"attention backend {backend} cannot evaluate" in str(error)
+                break
+            of_x, *grads = torch.autograd.grad(out.square().sum(), [x, *module.parameters()], allow_unused=True)
+            found = [out, of_x[~padding], *grads]
+            expected = expected or found
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", [case for case in DECODING if "scaling" not in str(case.flags)], ids=str)
+def test_what_stands_at_padding_changes_no_step(case):
+    """Prompts of different lengths, padded anywhere, and steps on their cache, are the rows of one pass."""
+    module, (padding, inputs), segments = build(case, True), padded(LENGTH - 2), segments_of(case)
+    whole = module(inputs[0], padding, segments=segments)
+    for x in inputs:
+        cache, rows = AttentionCache(), []
+        for new in (slice(LENGTH - 2), slice(LENGTH - 2, LENGTH - 1), slice(LENGTH - 1, LENGTH)):
+            mask = None if new.start else padding[:, new]
+            part = None if segments is None else segments[:, : new.stop]
+            rows.append(module(x[:, new], mask, cache=cache, segments=part))
+        torch.testing.assert_close(torch.cat(rows, 1)[~padding], whole[~padding], rtol=0, atol=1e-9)

@@ -67,6 +67,30 @@ def test_sentences_are_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         TokenBlockDataset(*arguments)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("mode", ["eos", "complete", "complete_doc", "none"])
+@pytest.mark.parametrize("longest", [65_535, 65_536, 65_537, 66_000, 131_072])
+def test_long_lines_have_their_length(longest: int, mode: str) -> None:
+    """Fairseq counts in 16 bits without a sign: a line of 65,536 tokens has none there, an empty one ends before 0."""
+    sizes = [3, longest, 1, 0, 2]  # a line of one token ends a document
+    lines = [torch.full((size,), 4) for size in sizes]
+    blocks = TokenBlockDataset(lines, sizes, 7, 1, 2, mode, include_targets=True)
+    assert blocks.sizes.tolist() == [len(target) for _, target, _ in blocks]
+    assert all(len(source) == max(len(target), 1) for source, target, _ in blocks)
+    assert sum(blocks.sizes) == sum(sizes) - (mode == "complete_doc")
+    assert mode == "none" or max(blocks.sizes) == longest
+
+
+@pytest.mark.filterwarnings("error")
+def test_more_lines_than_tokens_keep_their_numbers() -> None:
+    """Fairseq counts lines in the type of the number of tokens."""
+    sizes = np.zeros(70_000, dtype=np.int64)
+    sizes[-1] = 2
+    lines = [torch.full((size,), 4) for size in sizes]
+    assert TokenBlockDataset(lines, sizes, None, 1, 2, "eos")[len(sizes) - 1].tolist() == [4, 4]
+    assert TokenBlockDataset(lines, sizes, 7, 1, 2, "none")[0].tolist() == [4, 4]
+
+
 def test_swish_is_a_function() -> None:
     """Without the patch a layer of fairseq's gets a module where it wants its input's image."""
     from fairseq import utils

@@ -374,6 +374,20 @@ def test_own_text_of_any_shape(text, undisturbed, tmp_path, capsys):
     assert "wmt15 names published sets" in error(capsys)
 
 
+def test_words_are_cut_where_they_come_back(tmp_path, capsys):
+    """Moses cuts Thai inside words: not by default; where it is asked for, the table names what changes less."""
+    for split, first in (("train", 100), ("valid", 900)):
+        lines = [(f"a, {digits}", f"ที่นี่มีน้ำ {digits}") for digits in map(" ".join, map(str, range(first, first + 99)))]
+        for language, side in zip(("en", "th"), zip(*lines, strict=True), strict=True):
+            (tmp_path / f"{split}.{language}").write_text("".join(f"{line}\n" for line in side))
+    for options, tokenizer, share in (([], "none", "0.0%"), (["--tokenizer", "moses"], "moses", "100.0%, less with")):
+        out = tmp_path / tokenizer
+        assert prepare(tmp_path, out, *options, pair="en-th") == 0
+        assert json.loads((out / "manifest.json").read_text())["settings"]["tokenizer"] == tokenizer
+        row = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| valid.th")][-1]
+        assert share in row and ("--tokenizer none" in row) == bool(options)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -11,7 +11,7 @@ from sacrebleu.metrics import BLEU
 from relpos_fairseq.metrics.answer_scores import normalise_mlqa
 from relpos_fairseq.metrics.bleu import bleu_of
 from relpos_fairseq.text.languages import find_language
-from relpos_fairseq.text.moses import FastMoses
+from relpos_fairseq.text.moses import Detokeniser, FastMoses, Normaliser
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,64 @@ def test_a_language_that_is_cut_at_spaces_it_has_not(language: str, caplog) -> N
 def test_moses_rules_are_those_of_the_written_language() -> None:
     """Cantonese is cut as Chinese is, not into characters."""
     assert FastMoses("yue")("\u4f60\u597d") == FastMoses("zho_Hans")("\u4f60\u597d")
+
+
+# Sentences with the marks of each script, parted by |; of languages that Moses' detokenizer gives back, and of others.
+COME_BACK = {
+    "en": 'The house, which is old, costs 3.5 million; he said: "No!"|He is not there (yet), is it well-known?',
+    "de": 'Das Haus, das alt ist, kostet 3,5 Millionen.|Er sagte: "Nein!" und ging.',
+    "fr": "L'homme n'est pas là, dit-il.|C'est aujourd'hui qu'il vient.",
+    "it": "L'uomo è andato all'estero, dice.|Dov'è la casa?",
+    "cs": 'Dům, který je starý, stojí tři miliony.|Řekl: "Ne!"',
+    "vi": "Ngôi nhà này, rất cũ, có giá ba triệu.|Tôi đi đâu?",
+    "tr": "Evet, geliyorum.|Nereye gidiyorsun?",
+    "ru": 'Дом, который стар, стоит три миллиона.|Он сказал: "Нет!" и ушёл.',
+    "kk": "Бұл үй ескі, бірақ әдемі.|Қайда барасың?",
+    "sr_Cyrl": "Ова кућа је стара, али лепа.",
+    "el": "Το σπίτι, που είναι παλιό, κοστίζει πολύ.|Πού πας;",
+    "chr": "ᎣᏏᏲ, ᏙᎯᏧ?",
+    "zgh": "ⵜⴰⵎⴰⵣⵉⵖⵜ, ⵜⴰⵎⴰⵜⴰⵢⵜ.",
+}
+STAY_CUT = {
+    "th": "บ้านหลังนี้เก่าแต่สวยมาก|ที่นี่มีน้ำ",
+    "lo": "ເຮືອນຫຼັງນີ້ເກົ່າ|ຢູ່ນີ້ມີນ້ຳ",
+    "km": "ផ្ទះនេះចាស់ណាស់។|ប្រទេសកម្ពុជា",
+    "my": "ဒီအိမ်က ဟောင်းတယ်။|မြန်မာနိုင်ငံ",
+    "bo": "ཁང་པ་འདི་རྙིང་པ་རེད།|བོད་སྐད་ཡིག",
+    "zh": "这座房子很旧，但是很漂亮。",
+    "yue": "呢間屋好舊，不過好靚。",
+    "ja": "この家は古いが、きれいだ。|どこへ行きますか？",
+    "ko": '그는 "아니요"라고 말했다.',
+    "hy": "Տունը, որ հին է, թանկ է։",
+    "he": 'צה"ל הודיע.',
+    "ar": "البيت، وهو قديم، غالي الثمن.|أين تذهب؟",
+    "fa": "می\u200cروم.",
+    "ur": "یہ گھر پرانا ہے، مہنگا ہے۔",
+    "hi": "यह घर, जो पुराना है, महँगा है।",
+    "bn": "বিদ্যালয়ে যাই।",
+    "pa": "ਪੰਜਾਬ ਵਿੱਚ।",
+    "ne": "यो घर पुरानो छ।",
+    "si": "ශ්\u200dරී ලංකාව.",
+    "am": "እሱ፣ አይደለም አለ።",
+    "mn_Mong": "ᠮᠣᠩᠭᠣᠯ ᠬᠡᠯᠡ᠃",
+}
+
+
+@pytest.mark.parametrize("language", [*COME_BACK, *STAY_CUT])
+def test_moses_is_the_default_of_languages_that_it_gives_back(language: str) -> None:
+    """Tokenized and detokenized, what normalization left comes back; no other language is cut by default."""
+    normal = list(map(Normaliser(language), (COME_BACK | STAY_CUT)[language].split("|")))
+    back = list(map(Detokeniser(language, "moses"), map(FastMoses(language), normal)))
+    assert find_language(language).comes_back_from_moses == (back == normal) == (language in COME_BACK)
+
+
+def test_the_scripts_that_moses_gives_back() -> None:
+    """All others of CLDR's languages have marks of their own, or no spaces; an unknown language is Latin's."""
+    languages = [one for one in LIKELY_SUBTAGS if "-" not in one]
+    kept = {script for one in map(find_language, languages) if one.comes_back_from_moses for script in one.likely}
+    assert kept >= {"Latn", "Cyrl", "Grek", "Cher", "Tfng"}
+    assert not kept & {"Taml", "Telu", "Knda", "Mlym", "Gujr", "Orya", "Laoo", "Java", "Thaa", "Syrc", "Hani", "Hang"}
+    assert find_language("xx").comes_back_from_moses
 
 
 def test_answers_in_a_language_by_any_code() -> None:
