@@ -74,6 +74,7 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (TranslationTask, "_inference_with_bleu", training.inference_with_bleu),
     (Trainer, "_build_optimizer", training.build_optimizer),
     (Trainer, "load_checkpoint", checkpoints.load_checkpoint),
+    (Trainer, "save_checkpoint", checkpoints.save_patience),
     (checkpoint_utils, "load_checkpoint_to_cpu", checkpoints.load_checkpoint_to_cpu),
     (checkpoint_utils, "load_model_ensemble_and_task", checkpoints.load_model_ensemble_and_task),
     (checkpoint_utils, "overwrite_args_by_name", checkpoints.overwrite_args_by_name),

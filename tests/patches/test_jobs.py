@@ -157,3 +157,26 @@ def test_a_training_begins_anew(corpus: Corpus, tmp_path: Path, monkeypatch: pyt
     assert saved["best"] == saved["val_loss"] > 0 and saved["train_iterator"]["epoch"] == 3
     assert "early stop" not in said and "left_over" not in said
     assert closed and not writers and logs[0].read_text() == before and "done training" in logs[1].read_text()
+
+
+def test_patience_counts_over_restarts(corpus: Corpus, tmp_path: Path) -> None:
+    """A training that is restarted after each epoch, and learns nothing, stops as one that is not."""
+    given = ("--lr", "0", "--patience", "2", "--validate-interval", "1")
+    said = [cli.train(corpus, tmp_path, *given, "--max-epoch", f"{epoch}") for epoch in (1, 2, 3)]
+    assert ["early stop since" in one for one in said] == [False, False, True]
+    state = cli.load(tmp_path / "checkpoint_last.pt")
+    assert state["extra_state"]["patience_runs"] == 2
+    assert state["extra_state"]["patience_best"] == state["extra_state"]["best"]
+    anew = cli.train(corpus, tmp_path, *given, "--max-epoch", "1", "--reset-meters", "--reset-dataloader")
+    assert "early stop" not in anew
+
+
+def test_an_epoch_ends_at_an_update_that_is_saved(corpus: Corpus, tmp_path: Path) -> None:
+    """Its checkpoint is written, and takes the place of the one before it."""
+    given = ("--save-interval-updates", "9", "--keep-interval-updates", "1", "--max-epoch", "2")
+    said = cli.train(corpus, tmp_path, *given)
+    assert "num_updates 18" in said
+    assert sorted(path.name for path in tmp_path.glob("checkpoint_?_*.pt")) == ["checkpoint_2_18.pt"]
+    last, update = (cli.load(tmp_path / f"checkpoint_{name}.pt") for name in ("last", "2_18"))
+    assert last["extra_state"]["train_iterator"] == update["extra_state"]["train_iterator"]
+    assert all(torch.equal(update["model"][name], value) for name, value in last["model"].items())
