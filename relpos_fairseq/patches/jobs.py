@@ -55,13 +55,21 @@ def forget() -> None:
 
 
 def swept(cfg: DictConfig) -> list[str]:
-    """Return the overrides of this job that another of its sweep may not have; none outside of a sweep."""
+    """Return the overrides of this job that another of its sweep may not have; none outside of a sweep.
+
+    Raises:
+        ValueError: The sweep has two equal jobs, or this process cannot tell whose job it runs.
+    """
     hydra = _hydra_of(cfg)
     if hydra is None or OmegaConf.is_missing(hydra.job, "num"):
         return []
     made = Path(hydra.runtime.output_dir)
     sweep = next((path for at in (made, *made.parents) if (path := at / "multirun.yaml").is_file()), None)
     asked = OverridesParser.create().parse_overrides(list(OmegaConf.load(sweep).hydra.overrides.task) if sweep else [])
+    for one in asked:
+        values = list(one.sweep_string_iterator()) if one.is_discrete_sweep() else []
+        if len(set(values)) < len(values):
+            raise ValueError(f"{one.input_line} has two jobs of one folder: give each value once")
     fixed = [one for one in asked if not one.is_sweep_override()]
     said = {f"{one.get_key_element()}={one.get_value_element_as_str()}" for one in fixed}
     return [one for one in hydra.overrides.task if one not in said]

@@ -28,6 +28,7 @@ from relpos_fairseq.patches.jobs import begin, name_of
 RECIPES = sorted(
     path for path in ROOT.glob("examples/*/config/**/*.yaml") if "ot launched itself" not in path.read_text()
 )
+TINY = cli.CONFIGS / "tiny.yaml"
 SWEEP = ("common.seed=1,2", "model.position_scheme=shaw,t5")
 JOBS = [[f"common.seed={seed}", f"model.position_scheme={scheme}"] for seed in (1, 2) for scheme in ("shaw", "t5")]
 
@@ -92,17 +93,25 @@ def test_every_recipe_has_a_folder_for_each_job(path: Path, hydra_runs) -> None:
     assert hydra_runs(cfg, fixed, told, 0).checkpoint.save_dir == shared
 
 
+def test_equal_jobs_are_refused(hydra_runs) -> None:
+    """Two that a launcher runs at once would write the same files."""
+    cfg = recipes.composed(TINY.parent, TINY.stem, hydra=True)
+    with pytest.raises(ValueError, match=r"common.seed=1,2,1 has two jobs of one folder: give each value once"):
+        hydra_runs(cfg, ["common.seed=1,2,1"], ["common.seed=2"], 1)
+    ranged = hydra_runs(cfg, ["common.seed=range(1,4)", "lr_scheduler.warmup_updates=5"], ["common.seed=2"], 1)
+    assert ranged.checkpoint.save_dir == "checkpoints/tiny/common.seed=2"
+
+
 def test_all_that_a_job_writes_is_its_own(hydra_runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Absolute folders too, and what lies within that of checkpoints lies within the job's; once."""
     ended: list[bool] = []
     run = SimpleNamespace(run="the job's before", finish=lambda: ended.append(True))
     monkeypatch.setattr(progress_bar, "wandb", run)
-    (tiny,) = (path for path in RECIPES if path.stem == "tiny" and "translation" in path.parts)
     job = "model.position_scheme=rope/none"
     own = "model.position_scheme=rope%2Fnone"
     where = [f"common.log_file={tmp_path}/logs/a.log", "common.tensorboard_logdir=${checkpoint.save_dir}/board"]
     more = (f"checkpoint.save_dir={tmp_path}/here", *(f"++{one}" for one in where))
-    cfg = recipes.composed(tiny.parent, tiny.stem, *more, hydra=True)
+    cfg = recipes.composed(TINY.parent, TINY.stem, *more, hydra=True)
     made = hydra_runs(cfg, [f"{job},t5"], [job], 1)
     begin(lambda cfg: None, made)
     assert made.checkpoint.save_dir == f"{tmp_path}/here/{own}"
@@ -113,13 +122,12 @@ def test_all_that_a_job_writes_is_its_own(hydra_runs, tmp_path: Path, monkeypatc
 
 def test_a_process_of_a_gpu_knows_its_job(hydra_runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hydra is in the process that started it alone; without hydra's files beside the log there is no telling."""
-    (tiny,) = (path for path in RECIPES if path.stem == "tiny" and "translation" in path.parts)
-    composed = recipes.composed(tiny.parent, tiny.stem, hydra=True)
+    composed = recipes.composed(TINY.parent, TINY.stem, hydra=True)
     OmegaConf.save(hydra_runs(composed, ["common.seed=1,2"], ["common.seed=2"], 1), tmp_path / "hydra.yaml")
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
     monkeypatch.setattr(multiprocessing, "parent_process", object)
     monkeypatch.setattr(sys, "argv", ["fairseq-hydra-train", "--multirun"])
-    cfg = recipes.composed(tiny.parent, tiny.stem)
+    cfg = recipes.composed(TINY.parent, TINY.stem)
     with open_dict(cfg):
         cfg.job_logging_cfg = {"handlers": {"file": {"filename": str(tmp_path / "0" / "hydra_train.log")}}}
     with pytest.raises(ValueError, match=r"checkpoints/tiny would be that of all jobs .*: leave hydra.output_subdir"):
