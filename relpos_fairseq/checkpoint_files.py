@@ -157,7 +157,8 @@ def _of_training(state: Mapping[str, Any]) -> Iterator[str]:
         if iterator is not None and not isinstance(iterator, Mapping):
             yield f"extra_state/train_iterator is {_said(iterator)}, and must be a dict"
         yield from _counts("extra_state/train_iterator", iterator or {}, ("epoch", "iterations_in_epoch", "len"))
-        for name in ("best", "val_loss", "previous_training_time"):
+        yield from _counts("extra_state", extra, ("patience_runs",))
+        for name in ("best", "patience_best", "val_loss", "previous_training_time"):
             value = extra.get(name)
             number = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
             if value is not None and (isinstance(value, bool) or not number):

@@ -17,6 +17,7 @@ from relpos_fairseq.text.assets import copy_assets, find_assets, text_folders
 
 EPOCH, UPDATE = re.compile(r"checkpoint(\d+)\.pt"), re.compile(r"checkpoint_\d+_(\d+)\.pt")
 SCHEME = "scheme_version"
+SHOWN = 6  # files of a folder in an error
 
 
 def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> list[Path]:
@@ -33,15 +34,30 @@ def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> li
     number = last or last_updates
     if len(inputs) != 1 or not inputs[0].is_dir() or (last and last_updates):
         raise UserError("--last or --last-updates goes with one folder")
-    pattern = EPOCH if last else UPDATE
-    named = [(pattern.fullmatch(path.name), path) for path in inputs[0].glob("*.pt")]
-    found = sorted((int(match.group(1)), path) for match, path in named if match)
+    found = _numbered(inputs[0], EPOCH if last else UPDATE)
     if number < 1 or len(found) < number:
-        raise UserError(
-            f"{inputs[0]} has {len(found)} checkpoints like {'checkpoint7.pt' if last else 'checkpoint_2_5000.pt'}, "
-            f"{number} asked for: keep more (--keep-last-epochs, --keep-interval-updates)"
-        )
-    return [path for _, path in found[-number:]]
+        raise UserError(_too_few(inputs[0], number, len(found), is_last=bool(last)))
+    return found[-number:]
+
+
+def _numbered(folder: Path, pattern: re.Pattern) -> list[Path]:
+    """Return the checkpoints of a folder whose names match, by the number in them."""
+    named = [(pattern.fullmatch(path.name), path) for path in folder.glob("*.pt")]
+    return [path for _, path in sorted((int(match.group(1)), path) for match, path in named if match)]
+
+
+def _too_few(folder: Path, number: int, found: int, is_last: bool) -> str:
+    """Return an error that says what is in a folder with too few checkpoints of a kind, and what goes with it."""
+    like, flag = ("checkpoint7.pt", "--last-updates") if is_last else ("checkpoint_2_5000.pt", "--last")
+    keep = "--keep-last-epochs" if is_last else "--save-interval-updates and --keep-interval-updates"
+    names = sorted(path.name for path in folder.glob("*.pt"))
+    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    others = len(_numbered(folder, UPDATE if is_last else EPOCH))
+    instead = f"give {flag} {min(number, others)}, " if others and number > 0 else ""
+    return (
+        f"{folder} has {found} checkpoints like {like}, {number} asked for; its files are {shown or 'none'}: "
+        f"{instead}name the checkpoints one by one, or train with {keep}"
+    )
 
 
 def write_average(paths: Sequence[Path], output: Path, ema: bool = False) -> None:

@@ -10,12 +10,16 @@ import logging
 import os
 import re
 import shutil
+import sys
 import typing
 from contextlib import nullcontext
+from copy import copy as shallow
 from numbers import Real
+from types import SimpleNamespace
 
 import numpy as np
 import torch
+from fairseq import checkpoint_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.file_io import PathManager
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
@@ -130,7 +134,8 @@ def _is_like(value, usual) -> bool:
 def restore(original, cfg, trainer, **kwargs):
     """Refuse a `--restore-file` that is not there: fairseq would train from scratch, and say so in a line of its log.
 
-    A file of the name that training gives its last checkpoint may be absent: such a training begins or goes on.
+    A file of the name that training gives its last checkpoint may be absent: such a training begins or goes on, with
+    the count of `--patience` that `save_patience` kept; a checkpoint of before it has its best loss.
     """
     name = cfg.restore_file
     if os.path.basename(name) != LAST:
@@ -139,7 +144,24 @@ def restore(original, cfg, trainer, **kwargs):
             raise ValueError(
                 f"--restore-file {name} does not exist: name a checkpoint, or leave the option out to begin anew"
             )
-    return original(cfg, trainer, **kwargs)
+    extra, epoch_itr = original(cfg, trainer, **kwargs)
+    best = getattr(checkpoint_utils.save_checkpoint, "best", None)  # None where it begins anew, or --reset-meters
+    if extra and best is not None and cfg.patience > 0:
+        _patience().update(best=extra.get("patience_best", best), num_runs=extra.get("patience_runs", 0))
+    return extra, epoch_itr
+
+
+def save_patience(original, self, filename, extra_state):
+    """Save how many validations brought no better loss than which: fairseq counts them anew after each restart."""
+    counted = _patience()
+    names = {"patience_best": "best", "patience_runs": "num_runs"}
+    kept = {name: counted[theirs] for name, theirs in names.items() if theirs in counted}
+    return original(self, filename, extra_state | kept)
+
+
+def _patience() -> dict:
+    """Return what fairseq-train counts for `--patience`: its function's attributes."""
+    return vars(getattr(sys.modules.get("fairseq_cli.train"), "should_stop_early", SimpleNamespace()))
 
 
 def load_checkpoint(original, self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, **kwargs):
@@ -248,12 +270,23 @@ def overwrite_args_by_name(original, cfg, overrides):
 
 
 def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
-    """Collect every rank's state of a task with `gather_checkpoint_state`: fairseq saves that of rank 0 alone."""
+    """Collect every rank's state of a task with `gather_checkpoint_state`: fairseq saves that of rank 0 alone.
+
+    Write the checkpoint of `--save-interval-updates`, which fairseq leaves out where an epoch ends with the update.
+    """
     if hasattr(trainer.task, "gather_checkpoint_state") and not cfg.no_save:
         world_size = trainer.data_parallel_world_size
         group = trainer.data_parallel_process_group if world_size > 1 else None
         trainer.task.gather_checkpoint_state(group, trainer.data_parallel_rank, world_size)
-    return original(cfg, trainer, epoch_itr, val_loss)
+    saved = original(cfg, trainer, epoch_itr, val_loss)
+    interval = 0 if cfg.no_save else cfg.save_interval_updates
+    if epoch_itr.end_of_epoch() and interval > 0 and trainer.get_num_updates() % interval == 0:
+        within = SimpleNamespace(epoch=epoch_itr.epoch, state_dict=epoch_itr.state_dict, end_of_epoch=lambda: False)
+        rest = shallow(cfg)
+        rest.no_last_checkpoints = True
+        also = original(rest, trainer, within, val_loss)
+        saved = saved or also
+    return saved
 
 
 def copy(original, src_path: str, dst_path: str, overwrite: bool = False):

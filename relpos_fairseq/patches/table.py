@@ -20,6 +20,7 @@ from fairseq.data.encoders.gpt2_bpe import GPT2BPE
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 from fairseq.data.iterators import BufferedIterator
+from fairseq.dataclass import initialize
 from fairseq.file_io import PathManager
 from fairseq.modules.quantization.scalar import ops as scalar
 from fairseq.sequence_generator import SequenceGenerator
@@ -35,6 +36,7 @@ from relpos_fairseq.patches import (
     checkpoints,
     interactive,
     interruption,
+    jobs,
     literal_options,
     processes,
     subwords,
@@ -55,6 +57,7 @@ OF_COMMANDS = (training.quiet_warnings, training.print_errors_in_one_line)
 PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (utils, "get_activation_fn", training.get_activation_fn),
     (utils, "import_user_module", literal_options.import_user_module),
+    (initialize, "add_defaults", jobs.begin),
     (options, "parse_args_and_arch", arguments.parse_args_and_arch),
     (data_utils, "batch_by_size", training.batch_by_size),
     (data_utils, "load_indexed_dataset", training.load_indexed_dataset),
@@ -73,6 +76,7 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (TranslationTask, "_inference_with_bleu", training.inference_with_bleu),
     (Trainer, "_build_optimizer", training.build_optimizer),
     (Trainer, "load_checkpoint", checkpoints.load_checkpoint),
+    (Trainer, "save_checkpoint", checkpoints.save_patience),
     (checkpoint_utils, "load_checkpoint_to_cpu", checkpoints.load_checkpoint_to_cpu),
     (checkpoint_utils, "load_model_ensemble_and_task", checkpoints.load_model_ensemble_and_task),
     (checkpoint_utils, "overwrite_args_by_name", checkpoints.overwrite_args_by_name),
@@ -97,6 +101,7 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
 # The same of a command that is running already.
 PATCHES_OF_RUNNING: tuple[tuple[str, str, Callable], ...] = (
     ("fairseq_cli.train", "add_defaults", processes.add_defaults),
+    ("fairseq_cli.train", "add_defaults", jobs.begin),
     ("fairseq_cli.train", "train", interruption.train),
     ("fairseq_cli.train", "validate_and_save", interruption.validate_and_save),
     ("fairseq_cli.interactive", "buffered_read", interactive.buffered_read),

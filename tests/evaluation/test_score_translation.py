@@ -223,6 +223,34 @@ def test_absent_inputs_are_named(tmp_path, capsys):
         assert f"checkpoints {absent} does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("there", "asked", "said"),
+    [
+        (
+            "1 2 _last",
+            ("--last-updates", 3),
+            "0 checkpoints like checkpoint_2_5000.pt, 3 asked for; its files are checkpoint1.pt, checkpoint2.pt, "
+            "checkpoint_last.pt: give --last 2, name the checkpoints one by one, or train with "
+            "--save-interval-updates and --keep-interval-updates",
+        ),
+        (
+            "_1_9",
+            ("--last", 2),
+            "checkpoint7.pt, 2 asked for; its files are checkpoint_1_9.pt: give --last-updates 1, ",
+        ),
+        ("1-a 2-a", ("--last", 2), "its files are checkpoint1-a.pt, checkpoint2-a.pt: name the checkpoints one by one"),
+        ("1-a 2-a 3-a 4-a 5-a 6-a 7-a", ("--last", 2), "checkpoint6-a.pt and 1 more: name"),
+        ("", ("--last", 2), "its files are none: name"),
+    ],
+)
+def test_too_few_checkpoints_of_a_kind(there, asked, said, tmp_path, capsys):
+    """What is there, another suffix (--checkpoint-suffix) or the other kind, is what the error speaks of."""
+    for name in there.split():
+        (tmp_path / f"checkpoint{name}.pt").touch()
+    assert average(tmp_path, *asked, "--out", tmp_path / "out.pt") == 2
+    assert said in capsys.readouterr().err
+
+
 def test_bad_checkpoints_are_one_error(trained, tmp_path, capsys):
     _, folder = trained
     broken = tmp_path / "broken.pt"

@@ -115,12 +115,9 @@ def call(tool: str, *arguments: str | Path) -> str:
 @contextlib.contextmanager
 def captured():
     """Collect prints and logs, and keep one run's records from the next."""
-    from fairseq import checkpoint_utils
     from fairseq.logging import metrics
 
     metrics.reset()
-    if hasattr(checkpoint_utils.save_checkpoint, "best"):
-        del checkpoint_utils.save_checkpoint.best
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(levelname)s | %(name)s | %(message)s"))

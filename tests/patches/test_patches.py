@@ -324,7 +324,10 @@ def test_a_checkpoint_to_restore_is_there(tmp_path, suffix: str) -> None:
         checkpoint_utils.load_checkpoint(absent, trainer)
     (tmp_path / f"model{suffix}.pt").touch()
     for name in ("checkpoint_last.pt", str(tmp_path / "new" / "checkpoint_last.pt"), absent.restore_file):
-        assert restore(lambda cfg, trainer: cfg, SimpleNamespace(restore_file=name), trainer).restore_file == name
+        assert (
+            restore(lambda cfg, trainer: (None, cfg), SimpleNamespace(restore_file=name), trainer)[1].restore_file
+            == name
+        )
 
 
 def test_another_dictionary_is_named() -> None:
