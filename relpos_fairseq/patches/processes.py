@@ -13,6 +13,7 @@ import os
 import queue
 import time
 import weakref
+from multiprocessing.util import get_temp_dir
 from typing import Any
 
 import fairseq.distributed.utils as distributed
@@ -135,7 +136,12 @@ def _meet(cfg: Any) -> None:
 
 
 def create_consumer(original, self):
-    """Read batches ahead in a thread that ends before Python does, which aborts the process where torch has it."""
+    """Read batches ahead in a thread that ends before Python does, which aborts the process where torch has it.
+
+    The workers that share batches with it use this process's temporary folder, which goes with it; their own stay.
+    """
+    if getattr(self._iterable, "num_workers", 0) > 0:
+        get_temp_dir()
     if not _readers:
         atexit.unregister(_end_readers)
         atexit.register(_end_readers)

@@ -134,3 +134,12 @@ for _ in range(20):
     said = cli.command("python", script)  # raises where the status is another than 0
     assert said.count("300 300") == 20
     assert "terminate" not in said
+
+
+def test_a_training_leaves_no_temporary_folder(corpus: Corpus, tmp_path: Path) -> None:
+    """A worker's batches go through a socket in a temporary folder, and training ends before its data do."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    given = cli.train_arguments(corpus, tmp_path / "out", *STILL, "--num-workers", "1")
+    cli.command("fairseq-train", *given, TMPDIR=str(temporary))
+    assert not list(temporary.glob("pymp-*"))

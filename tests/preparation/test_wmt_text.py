@@ -12,6 +12,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
@@ -206,6 +207,19 @@ def test_all_lines_tell_whether_they_are_in_pieces():
         assert detokenise.lines(["a b .", "c"]) == ["a b .", "c"]
     assert of_pieces.lines(["z ."], cut=True) == ["z."]
     assert by_marks.lines(["lo@@ west ."]) == ["lowest ."]
+
+
+def test_a_missing_piece_is_split_into_the_best_that_are_there(model):
+    """As by a model whose piece has the lowest of scores, and not into characters."""
+    library = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    known = usable_pieces(library)
+    whole = max((piece for piece in load_subwords("sentencepiece", model)("lowest house") if len(piece) > 2), key=len)
+    proto = ModelProto.FromString(library.serialized_model_proto())
+    next(one for one in proto.pieces if one.piece == whole).score = -1e6
+    oracle = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
+    found = load_subwords("sentencepiece", model, {*known} - {whole})("lowest house")
+    assert found == oracle.encode("lowest house", out_type=str) and whole not in found
+    assert any(len(piece) > 1 for piece in {*found} - {*load_subwords("sentencepiece", model)("lowest house")})
 
 
 @FEW
