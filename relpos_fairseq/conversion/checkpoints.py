@@ -64,12 +64,12 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
 
 
 def _source_of(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
-    tensors = checkpoint["model"]
-    state, options = _modern(tensors), Recorded(options_of(checkpoint, path))
-    ours = layouts.VERSION in state
-    if not ours and not any(key.startswith(f"{ENCODER}.layers.") for key in state):
+    tensors, options = checkpoint["model"], Recorded(options_of(checkpoint, path))
+    ours = layouts.VERSION in tensors
+    if not ours and not any(".sentence_encoder.layers." in key for key in tensors):
         name = options.get("_name") or options.get("arch")
         raise ConversionError(f"{path} holds a {name}: only RoBERTa's encoder is converted")
+    state = _modern(tensors)
     values = DEFAULTS | {name: options[name] for name in _SHARED if options.get(name) is not None}
     values = {name: getattr(value, "value", value) for name, value in values.items()}
     if ours:

@@ -230,6 +230,15 @@ def test_two_tensors_of_one_name_are_refused(name, tmp_path):
         read(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", ["transformer", "transformer_lm", "lstm"])
+def test_a_model_of_another_kind_is_named(name, tmp_path):
+    """A translation model of fairseq's has `version` in its encoder and its decoder."""
+    tensors = {f"{side}.{part}": torch.zeros(1) for side in ("encoder", "decoder") for part in ("version", "bias")}
+    torch.save({"model": tensors, "cfg": {"model": {"_name": name}, "task": {}}}, tmp_path / "model.pt")
+    with pytest.raises(ConversionError, match=f"holds a {name}: only RoBERTa's encoder is converted"):
+        read(tmp_path / "model.pt")
+
+
 def test_tensors_that_do_not_fit_are_not_written_though_nothing_is_compared(tmp_path, capsys):
     model = opennmt(max_relative_positions=3)
     model.save(tmp_path / "step.pt")

@@ -256,6 +256,10 @@ def test_the_hub_translates_as_the_command(translation, tmp_path, capsys) -> Non
     assert not [str(one.message) for one in said if "pin_memory" in str(one.message)]
     assert [hub.translate(line, beam=2, max_len_b=6) for line in lines[:8]] == wanted[:8]
     assert wanted[2] == wanted[3] == ""
+    hub.max_positions = (len(hub.encode(lines[0])), 100)
+    lines[1] = f"{lines[0]} {lines[0]}"
+    found = hub.translate(lines[:3], beam=2, max_len_b=6, skip_invalid_size_inputs=True)
+    assert found == [wanted[0], "", ""]
 
 
 @torch.no_grad()

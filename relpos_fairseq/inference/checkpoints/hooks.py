@@ -211,7 +211,8 @@ class TextHub(Fairseq):
         """Return the text that is generated for each sentence, or for the one; `translate` does so with a beam of 5.
 
         Args:
-            sentences: texts; one without symbols has the translation "", as in `relpos translate`.
+            sentences: texts; one without symbols has the translation "", as in `relpos translate`, and so has one that
+                `skip_invalid_size_inputs` leaves out.
             beam: width of the search.
             verbose: whether fairseq's log has the hypotheses.
             kwargs: options of generation, such as `lenpen`.
@@ -220,6 +221,9 @@ class TextHub(Fairseq):
             return self.sample([sentences], beam, verbose, **kwargs)[0]
         encoded = [self.encode(sentence) for sentence in sentences]
         given = [n for n, ids in enumerate(encoded) if len(ids) > 1 or not hasattr(self.models[0], "encoder")]
+        if kwargs.get("skip_invalid_size_inputs"):
+            limit = self.max_positions[0] if isinstance(self.max_positions, tuple) else self.max_positions
+            given = [n for n in given if len(encoded[n]) <= limit]
         texts = [""] * len(encoded)
         for n, found in zip(given, self.generate([encoded[n] for n in given], beam, verbose, **kwargs), strict=True):
             texts[n] = self.decode(found[0]["tokens"])
