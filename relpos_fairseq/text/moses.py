@@ -137,12 +137,13 @@ class Detokeniser:
     def lines(self, lines: Sequence[str], cut: bool = False) -> list[str]:
         """Return the plain text of a system's lines, which are in subwords or joined already.
 
-        A line of sentencepiece's subwords may have no mark, so that all lines together tell; `cut` says that they are.
+        A line of sentencepiece's subwords may have no mark, and plain text may have one (`▁▂▃`), so that all lines
+        together tell; `cut` says that they are in subwords.
         """
         units = self.units
         if units == "auto" and 2 * sum(line.startswith(WORD_START) for line in lines) > len(lines):
             units = "sentencepiece"
-        if units == "sentencepiece" and not (cut or any(WORD_START in line for line in lines)):
+        if units == "sentencepiece" and not cut and 2 * sum(WORD_START in line for line in lines) < len(lines):
             return list(map(self._whole, lines))
         return [self._whole(join_subwords(line, units)) for line in lines]
 

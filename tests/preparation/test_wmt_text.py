@@ -205,6 +205,7 @@ def test_all_lines_tell_whether_they_are_in_pieces():
         assert detokenise.lines(["z .", "▁a b ▁c"]) == ["z." if detokenise is of_pieces else "z .", "ab c"]
         assert detokenise.lines(["z .", "▁a b ▁c", "▁d"]) == ["z.", "ab c", "d"]
         assert detokenise.lines(["a b .", "c"]) == ["a b .", "c"]
+        assert detokenise.lines(["a b .", "a b ▁▂ .", "c"])[::2] == ["a b .", "c"]
     assert of_pieces.lines(["z ."], cut=True) == ["z."]
     assert by_marks.lines(["lo@@ west ."]) == ["lowest ."]
 
