@@ -11,6 +11,7 @@ import hashlib
 import logging
 import multiprocessing
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from omegaconf import DictConfig, OmegaConf
 
 logger = logging.getLogger(__name__)
 LONGEST = 200  # bytes of a job's name: a file system takes 255, and what writes a file adds to them
+SAVE_DIR = "checkpoint.save_dir"
+OF_A_JOB = re.compile(r"\$\{hydra[:.](?:job\.(?:num|id|override_dirname)|runtime\.output_dir)\}")  # in a recipe
 READABLE = "+=[]"  # in a folder's name beside letters, digits and _.-~; all else is written as / is, %2F
 
 
@@ -55,7 +58,9 @@ def forget() -> None:
 
 
 def swept(cfg: DictConfig) -> list[str]:
-    """Return the overrides of this job that another of its sweep may not have; none outside of a sweep.
+    """Return the overrides of this job that another in its save_dir may not have; none outside of a sweep.
+
+    What the save_dir itself is made of, as in `ckpt/${model.position_scheme}`, keeps jobs apart already.
 
     Raises:
         ValueError: The sweep has two equal jobs, or this process cannot tell whose job it runs.
@@ -65,14 +70,23 @@ def swept(cfg: DictConfig) -> list[str]:
         return []
     made = Path(hydra.runtime.output_dir)
     sweep = next((path for at in (made, *made.parents) if (path := at / "multirun.yaml").is_file()), None)
-    asked = OverridesParser.create().parse_overrides(list(OmegaConf.load(sweep).hydra.overrides.task) if sweep else [])
+    if sweep is None:
+        return list(hydra.overrides.task)
+    recipe: Any = OmegaConf.to_container(OmegaConf.load(sweep), resolve=False)
+    asked = OverridesParser.create().parse_overrides(recipe["hydra"]["overrides"]["task"])
     for one in asked:
         values = list(one.sweep_string_iterator()) if one.is_discrete_sweep() else []
         if len(set(values)) < len(values):
             raise ValueError(f"{one.input_line} has two jobs of one folder: give each value once")
     fixed = [one for one in asked if not one.is_sweep_override()]
     said = {f"{one.get_key_element()}={one.get_value_element_as_str()}" for one in fixed}
-    return [one for one in hydra.overrides.task if one not in said]
+    folders = [one.input_line for one in asked if one.key_or_group == SAVE_DIR]
+    folder = folders[-1] if folders else str(recipe.get("checkpoint", {}).get("save_dir"))
+    within = Path(cfg.checkpoint.save_dir).absolute().is_relative_to(made.absolute())  # hydra.job.chdir is one way
+    if OF_A_JOB.search(folder) or (within and OF_A_JOB.search(str(recipe["hydra"].get("sweep")))):
+        return []
+    names = ((one, one.partition("=")[0].lstrip("+")) for one in hydra.overrides.task if one not in said)
+    return [one for one, name in names if name != SAVE_DIR and f"${{{name}}}" not in folder]
 
 
 def _hydra_of(cfg: DictConfig) -> DictConfig | None:

@@ -67,7 +67,8 @@ def hydra_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
     def run(cfg: DictConfig, asked: list[str], overrides: list[str], number: int | None) -> DictConfig:
         cfg = cfg.copy()
-        OmegaConf.save({"hydra": {"overrides": {"task": asked}}}, tmp_path / "multirun.yaml")
+        recipe = {"overrides": {"task": asked}, "sweep": {"subdir": "${hydra.job.num}"}}
+        OmegaConf.save({"hydra": recipe}, tmp_path / "multirun.yaml")
         with open_dict(cfg):
             cfg.hydra.overrides.task = overrides
             cfg.hydra.runtime.output_dir = str(tmp_path / "0")
@@ -100,6 +101,24 @@ def test_equal_jobs_are_refused(hydra_runs) -> None:
         hydra_runs(cfg, ["common.seed=1,2,1"], ["common.seed=2"], 1)
     ranged = hydra_runs(cfg, ["common.seed=range(1,4)", "lr_scheduler.warmup_updates=5"], ["common.seed=2"], 1)
     assert ranged.checkpoint.save_dir == "checkpoints/tiny/common.seed=2"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "own", "expected"),
+    [
+        ("ck/${model.position_scheme}", r"ck/$\{model.position_scheme\}", "ck/t5", "ck/t5/common.seed=1"),
+        ("ck/${hydra:job.override_dirname}", r"ck/$\{hydra\:job.override_dirname\}", "ck/a=1,b=2", "ck/a=1,b=2"),
+        ("ck/${task.data}", r"ck/$\{task.data\}", "ck/data", f"ck/data/{','.join(JOBS[1])}"),
+        ("one,two", "two", "two", f"two/{','.join(JOBS[1])}"),
+        ("ck", "ck", "{output}/ck", "{output}/ck"),
+    ],
+)
+def test_jobs_that_have_folders_keep_them(asked, told, own, expected, hydra_runs, tmp_path: Path) -> None:
+    """A save_dir that is made of what is swept holds what the same sweep trained before; so does hydra's own folder."""
+    places = [place.format(output=tmp_path / "0") for place in (own, expected)]
+    cfg = recipes.composed(TINY.parent, TINY.stem, f"checkpoint.save_dir='{places[0]}'", hydra=True)
+    jobs = [f"checkpoint.save_dir={asked}", *SWEEP], [f"checkpoint.save_dir={told}", *JOBS[1]]
+    assert hydra_runs(cfg, *jobs, 1).checkpoint.save_dir == places[1]
 
 
 def test_all_that_a_job_writes_is_its_own(hydra_runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
