@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import shutil
-import sys
 import typing
 from contextlib import nullcontext
 from copy import copy as shallow
@@ -30,6 +29,7 @@ from omegaconf.nodes import AnyNode
 from relpos_fairseq.checkpoint_files import building, check_checkpoint, check_finite, load, loading
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import reading
+from relpos_fairseq.patches.processes import running
 from relpos_fairseq.saved_options import saved_options, tell_replaced
 
 try:
@@ -161,7 +161,7 @@ def save_patience(original, self, filename, extra_state):
 
 def _patience() -> dict:
     """Return what fairseq-train counts for `--patience`: its function's attributes."""
-    return vars(getattr(sys.modules.get("fairseq_cli.train"), "should_stop_early", SimpleNamespace()))
+    return vars(getattr(running("fairseq_cli.train"), "should_stop_early", SimpleNamespace()))
 
 
 def load_checkpoint(original, self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, **kwargs):

@@ -24,6 +24,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from relpos_fairseq.patches.processes import running
+
 logger = logging.getLogger(__name__)
 LONGEST = 200  # bytes of a job's name: a file system takes 255, and what writes a file adds to them
 SAVE_DIR = "checkpoint.save_dir"
@@ -41,7 +43,7 @@ def begin(original: Any, cfg: DictConfig) -> None:
 
 def forget() -> None:
     """Reset what fairseq keeps of a training outside its objects; `metrics` it resets itself."""
-    train = sys.modules.get("fairseq_cli.train")
+    train = running("fairseq_cli.train")
     keepers = [checkpoint_utils.save_checkpoint, getattr(train, "should_stop_early", None)]
     for keeper in filter(None, [*keepers, distributed.get_global_group]):
         for name in ("best", "num_runs", "_global_group"):

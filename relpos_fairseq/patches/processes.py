@@ -11,9 +11,11 @@ import contextlib
 import logging
 import os
 import queue
+import sys
 import time
 import weakref
 from multiprocessing.util import get_temp_dir
+from types import ModuleType
 from typing import Any
 
 import fairseq.distributed.utils as distributed
@@ -133,6 +135,13 @@ def _meet(cfg: Any) -> None:
             given.distributed_backend = "gloo"
         if given.distributed_init_method is not None:  # this process is one of them
             given.distributed_no_spawn = True
+
+
+def running(name: str) -> ModuleType | None:
+    """Return a module by its name, or `__main__` where its file is the program (python -m, torchrun); None: neither."""
+    main = sys.modules["__main__"]
+    is_program = str(getattr(main, "__file__", None)).endswith(f"{os.sep}{name.replace('.', os.sep)}.py")
+    return main if is_program else sys.modules.get(name)
 
 
 def create_consumer(original, self):

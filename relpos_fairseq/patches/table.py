@@ -114,7 +114,7 @@ def apply_patches() -> None:
     is_command = not {"fairseq_cli", f"{__name__.partition('.')[0]}.cli"}.isdisjoint(sys.modules)
     for change in (*SETTINGS, *(OF_COMMANDS if is_command else ())):
         change()
-    loaded = [(sys.modules.get(owner), name, patch) for owner, name, patch in PATCHES_OF_RUNNING]
+    loaded = [(processes.running(owner), name, patch) for owner, name, patch in PATCHES_OF_RUNNING]
     running = [row for row in loaded if hasattr(*row[:2])]  # a module may be loading: fairseq, and the plugin with it
     for owner, name, patch in (*PATCHES, *running):
         replaces(owner, name)(patch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +15,8 @@ from relpos_fairseq.comparison.reporting import html_page, markdown
 from relpos_fairseq.comparison.scheduling import Comparison
 from relpos_fairseq.comparison.spec import make_spec
 from relpos_fairseq.comparison.summary import summarise
-from relpos_fairseq.comparison.tasks.memory import TRAINED, WINDOWS, beside_window, effective_contexts, losses_of
+from relpos_fairseq.comparison.tasks.memory import TRAINED, WINDOWS, effective_contexts, losses_of
+from relpos_fairseq.io.errors import UserError
 
 TINY = {"decoder-layers": 2, "decoder-embed-dim": 16, "decoder-ffn-embed-dim": 16, "decoder-attention-heads": 2}
 TRAIN = {"max-update": 3, "warmup-updates": 1, "batch-size": 4, "save-interval-updates": 2, **TINY}
@@ -65,9 +65,12 @@ def test_a_comparison_of_memories(tmp_path, data):
         assert "Evaluation with memory 16: milliseconds a prediction" in text
 
 
-def test_a_text_too_short_to_time():
-    with pytest.raises(ValueError, match="too few to time 64 tokens of memory: write timed: 0"):
-        beside_window(SimpleNamespace(model=None), 64, 64, 8, 0)
+def test_a_text_too_short_to_time(tmp_path, data):
+    """It is said before anything is trained."""
+    task = {"kind": "memory", "data": str(data), "memory": 1024}
+    (made,) = make_spec("short", {"schemes": ["t5"], "tasks": {"text": task}}).tasks.values()
+    with pytest.raises(UserError, match="has a test of .* tokens, and timing needs 8,385: write timed: 0"):
+        made.make(tmp_path)
 
 
 def naive_context(losses: np.ndarray, model: int, share: float) -> int:

@@ -186,6 +186,13 @@ def test_a_training_begins_anew(corpus: Corpus, tmp_path: Path, monkeypatch: pyt
     assert closed and not writers and logs[0].read_text() == before and "done training" in logs[1].read_text()
 
 
+def test_a_program_that_is_the_module_is_patched(corpus: Corpus, tmp_path: Path) -> None:
+    """`python -m`, and torchrun of the file: patience counts there, too."""
+    given = cli.train_arguments(corpus, tmp_path, "--lr", "0", "--patience", "1", "--max-epoch", "2")
+    cli.command("python", "-m", "fairseq_cli.train", *given)
+    assert cli.load(tmp_path / "checkpoint_last.pt")["extra_state"]["patience_runs"] == 1
+
+
 def test_patience_counts_over_restarts(corpus: Corpus, tmp_path: Path) -> None:
     """A training that is restarted after each epoch, and learns nothing, stops as one that is not."""
     given = ("--lr", "0", "--patience", "2", "--validate-interval", "1")

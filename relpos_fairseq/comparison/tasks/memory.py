@@ -27,7 +27,9 @@ import numpy as np
 
 from relpos_fairseq.comparison.scores import Packed, pack, unpack
 from relpos_fairseq.comparison.tasks.base import Extra, Scored, Task, Workspace, kind
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import sha256_of, write_json
+from relpos_fairseq.io.indexed import read_indexed
 from relpos_fairseq.io.processes import key_of
 from relpos_fairseq.io.reading import read_json
 
@@ -83,6 +85,11 @@ class SegmentMemory(Task):
         return [self.data / "dict.txt", *(self.data / name for name in files), *self.data.glob("*.documents.npy")]
 
     def make(self, folder: Path) -> None:
+        """Link the data; a test too short for what is timed is refused before anything is trained."""
+        tokens, needed = int(read_indexed(self.data / "test").sizes.sum()), max(self.times) * self.memory
+        needed += self.segment * self.timed + 1
+        if self.timed and tokens < needed:
+            raise UserError(f"{self.data} has a test of {tokens:,} tokens, and timing needs {needed:,}: write timed: 0")
         (folder / "bin").symlink_to(self.data.absolute(), target_is_directory=True)
 
     def hash_data(self, folder: Path) -> str:
@@ -222,8 +229,6 @@ def beside_window(subject: Any, stop: int, length: int, segment: int, number: in
     from relpos_fairseq.evaluation.language_model import log_likelihood, read_rows, targets_of
 
     start, memory, model = stop - 1 - segment * (number + 1), None, subject.model
-    if start < length:
-        raise ValueError(f"the test has {stop} tokens, too few to time {length} tokens of memory: write timed: 0")
     model.mem_len = length
     with torch.no_grad():
         for place in range(start - length, start, segment):
