@@ -169,7 +169,8 @@ def evaluated_task(parser: argparse.ArgumentParser, given: Sequence[str] | None)
     if (kind := TASK_DATACLASS_REGISTRY.get(saved.task_name)) is not None:
         with building(args.path):
             OmegaConf.merge(OmegaConf.structured(kind), found)
-    return found | {"task": saved.task_name, "arch": saved.model_name}, {name: overrides[name] for name in found if name in overrides}
+    replaced = {name: overrides[name] for name in found if name in overrides}
+    return found | {"task": saved.task_name, "arch": saved.model_name}, replaced
 
 
 def refuse_given(given: Sequence[str]) -> None:

@@ -229,7 +229,7 @@ def test_an_adaptive_softmax_beside_a_shared_embedding_is_resumed(arch, share, d
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     del state["model"]["decoder.adaptive_softmax.head.weight"]
     torch.save(state, tmp_path / "checkpoint_last.pt")
-    with pytest.raises(ValueError, match=r"Missing key.*adaptive_softmax"):  # not --max-update, of which argparse keeps all
+    with pytest.raises(ValueError, match=r"Missing key.*adaptive_softmax"):  # not --max-update
         cli.call("train", *given, "3")
 
 
