@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from helpers import ROOT, roberta
 from helpers import commands as cli
@@ -74,19 +76,23 @@ def data(corpus, tmp_path_factory) -> dict[str, Path]:
     return {"pair": corpus.binary, "text": text, "languages": languages, "mono": mono, "choices": choices}
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_a_task_trains_saves_and_resumes(name, data, tmp_path):
+def training(name: str, data: dict[str, Path], folder: Path) -> list[str]:
+    """The command line of a training of TASKS, without its number of updates."""
     arch, kind, more = TASKS[name]
-    task, _, heads = name.partition(" ")
     side = "encoder" if "roberta" in arch else "decoder"
     heads = [] if arch == "relpos_transformer" else [f"--{side}-attention-heads", "2"]
-    given = [
-        *(str(data[kind]), "--user-dir", str(cli.USER_DIR), "--save-dir", str(tmp_path), "--arch", arch),
-        *(*TINY[arch], *heads, *TRAIN, "--task", task, *more, *([] if "--criterion" in more else SMOOTHED)),
-    ]
-    cli.call("train", *given, "--max-update", "2")
+    given = [data[kind], "--user-dir", cli.USER_DIR, "--save-dir", folder, "--arch", arch, *TINY[arch], *heads, *TRAIN]
+    given += ["--task", name.partition(" ")[0], *more, *([] if "--criterion" in more else SMOOTHED), "--max-update"]
+    return [*map(str, given)]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_trains_saves_and_resumes(name, data, tmp_path):
+    arch, kind, _ = TASKS[name]
+    given = training(name, data, tmp_path)
+    cli.call("train", *given, "2")
     assert (tmp_path / "checkpoint_last.pt").is_file()
-    said = cli.call("train", *given, "--max-update", "3")
+    said = cli.call("train", *given, "3")
     assert "num_updates: 3" in said or "3 updates" in said
     if arch == "relpos_transformer":
         where = [*given[:3], "--path", str(tmp_path / "checkpoint_last.pt"), *cli.QUIET]  # its task is the checkpoint's
@@ -100,13 +106,8 @@ def test_a_task_trains_saves_and_resumes(name, data, tmp_path):
 @pytest.mark.parametrize("name", TASKS)
 def test_relpos_commands_run_the_checkpoint(name, data, tmp_path, capsys):
     """The command of its task, and plot; another command names the right one, in one line."""
-    arch, kind, more = TASKS[name]
     task, checkpoint, text = name.partition(" ")[0], tmp_path / "saved" / "checkpoint_last.pt", tmp_path / "text"
-    side = "encoder" if "roberta" in arch else "decoder"
-    heads = [] if arch == "relpos_transformer" else [f"--{side}-attention-heads", "2"]
-    given = [data[kind], "--user-dir", cli.USER_DIR, "--save-dir", checkpoint.parent, "--arch", arch, *heads]
-    given += [*TINY[arch], *TRAIN, "--task", task, *more, *([] if "--criterion" in more else SMOOTHED)]
-    cli.call("train", *map(str, given), "--max-update", "1")
+    cli.call("train", *training(name, data, checkpoint.parent), "1")
     text.write_text("w1 <mask>\nw4 <mask>\n" if "masked" in task else "w1 w2 w3\nw4\n")
     languages = ["--source-lang", "src", "--target-lang", "tgt"] if task == MULTILINGUAL else []
     arguments = {
@@ -123,7 +124,32 @@ def test_relpos_commands_run_the_checkpoint(name, data, tmp_path, capsys):
             continue
         assert status == 2 and said.err.count("\n") == 1 and f"is of task {task}" in said.err
         assert (f"use {right}" in said.err) == (right is not None)
+    if TASKS[name][0] == "relpos_transformer":
+        refused = cli.relpos("export", "ct2", checkpoint, "--out", tmp_path / "ct2"), capsys.readouterr().err
+        why = "has key_vectors" if task == "translation" else f"is of task {task}, whose texts have "  # of m4
+        assert refused[0] == 2 and why in refused[1], refused
     assert cli.relpos("plot", checkpoint, "--out", tmp_path / "plot") == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "tokenizer"),
+    [
+        ("denoising", "ids of 6 sentences equal"),
+        ("online_backtranslation", "none: texts of online_backtranslation have symbols of languages"),
+        ("multilingual_denoising", "none: texts of multilingual_denoising have symbols of languages"),
+    ],
+)
+def test_a_task_that_adds_symbols_is_exported(name, tokenizer, data, tmp_path, capsys):
+    """A tokenizer is written where it can write what the task does: <s> before a text, no symbols of languages."""
+    checkpoint, out = tmp_path / "saved" / "checkpoint_last.pt", tmp_path / "folder"
+    cli.call("train", *training(name, data, checkpoint.parent), "1")
+    capsys.readouterr()
+    assert cli.relpos("export", "transformers", checkpoint, "--out", out) == 0
+    assert tokenizer in capsys.readouterr().out
+    if name == "denoising":
+        encode = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+        assert encode.convert_ids_to_tokens(encode("w1 <mask>")["input_ids"]) == ["<s>", "w1", "<mask>", "</s>"]
+    assert "save_dir" not in json.loads((out / "config.json").read_text())["task"]
 
 
 def test_a_language_model_of_several_languages_is_evaluated(data, tmp_path):
