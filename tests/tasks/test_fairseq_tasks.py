@@ -129,6 +129,9 @@ def test_relpos_commands_run_the_checkpoint(name, data, tmp_path, capsys):
         why = "has key_vectors" if task == "translation" else f"is of task {task}, whose texts have "  # of m4
         assert refused[0] == 2 and why in refused[1], refused
     assert cli.relpos("plot", checkpoint, "--out", tmp_path / "plot") == 0, capsys.readouterr().err
+    if TASKS[name][1] in ("text", "choices"):
+        given = ["--data", data[TASKS[name][1]], "--out", tmp_path / "plot of data"]
+        assert cli.relpos("plot", checkpoint, *given) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -152,17 +155,21 @@ def test_a_task_that_adds_symbols_is_exported(name, tokenizer, data, tmp_path, c
     assert "save_dir" not in json.loads((out / "config.json").read_text())["task"]
 
 
-def test_a_language_model_of_several_languages_is_evaluated(data, tmp_path):
-    """fairseq-eval-lm prints the perplexity that training's validation does."""
-    name = "multilingual_language_modeling"
-    arch, kind, more = TASKS[name]
-    given = [str(data[kind]), "--user-dir", str(cli.USER_DIR), "--task", name, *more]
-    model = ["--arch", arch, *TINY[arch], "--decoder-attention-heads", "2", "--save-dir", str(tmp_path)]
-    said = cli.call("train", *given, *model, *TRAIN, "--max-update", "2")
-    validated = re.search(r"valid on .*?ppl (\S+)", said)
-    where = ["--path", str(tmp_path / "checkpoint_last.pt"), "--gen-subset", "valid", "--cpu"]
-    evaluated = re.search(r"Perplexity: (\S+)", cli.call("eval_lm", *given[:5], *more[:2], *where))
+def test_a_language_model_of_several_languages_is_evaluated(data, tmp_path, capsys):
+    """fairseq-eval-lm prints the perplexity that training's validation does; `relpos evaluate lm` reads one."""
+    given, checkpoint = training("multilingual_language_modeling", data, tmp_path), tmp_path / "checkpoint_last.pt"
+    validated = re.search(r"valid on .*?ppl (\S+)", cli.call("train", *given, "2"))
+    where = ["--path", checkpoint, "--gen-subset", "valid", "--cpu"]
+    evaluated = re.search(r"Perplexity: (\S+)", cli.call("eval_lm", *given[:3], *where))
     assert float(evaluated[1]) == pytest.approx(float(validated[1]), abs=0.01)
+    capsys.readouterr()
+    assert cli.relpos("evaluate", "lm", checkpoint, "--data", data["languages"]) == 2
+    assert "holds texts of src, tgt: give the folder of one of them" in capsys.readouterr().err
+    assert cli.relpos("evaluate", "lm", checkpoint, "--data", data["languages"] / "src") == 0
+    assert "window 16" in capsys.readouterr().out
+    cli.call("train", *given[:-1], "--add-bos-token", "--save-dir", tmp_path / "bos", "--max-update", "1")
+    assert cli.relpos("evaluate", "lm", tmp_path / "bos" / checkpoint.name, "--data", data["languages"] / "src") == 2
+    assert "--add-bos-token have symbols of languages" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_several_languages_asks_for_two(data, tmp_path, capsys):
