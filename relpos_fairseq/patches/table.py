@@ -63,6 +63,7 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (data_utils, "batch_by_size", training.batch_by_size),
     (data_utils, "load_indexed_dataset", training.load_indexed_dataset),
     (indexed_dataset, "make_dataset", training.make_dataset),
+    (indexed_dataset.IndexedCachedDataset, "__getitem__", training.cached_item),
     (token_block_dataset, "best_fitting_int_dtype", training.best_fitting_int_dtype),
     (TokenBlockDataset, "_build_slice_indices", training.build_slice_indices),
     (Dictionary, "add_from_file", training.add_from_file),
