@@ -172,6 +172,16 @@ def test_a_language_model_of_several_languages_is_evaluated(data, tmp_path, caps
     assert "--add-bos-token have symbols of languages" in capsys.readouterr().err
 
 
+def test_a_classifier_is_validated_as_in_training(data, tmp_path):
+    """fairseq-validate takes the criterion, and with it the head's name, from the checkpoint."""
+    given = training("sentence_ranking", data, tmp_path)
+    given = ["sentence_prediction" if word == "sentence_ranking" else word for word in given]
+    loss = r"valid on .*?loss (\S+) .*accuracy (\S+)"
+    trained = re.search(loss, cli.call("train", *given, "2"))
+    where = ["--path", tmp_path / "checkpoint_last.pt", "--batch-size", "4", "--cpu"]
+    assert re.search(loss, cli.call("validate", *given[:3], *where)).groups() == trained.groups()
+
+
 def test_a_checkpoint_of_several_languages_asks_for_two(data, tmp_path, capsys):
     """Translations are fairseq-generate's, and languages that it has not are named."""
     name, text = "translation_multi_simple_epoch", tmp_path / "in.txt"
