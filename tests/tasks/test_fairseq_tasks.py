@@ -72,7 +72,7 @@ def data(corpus, tmp_path_factory) -> dict[str, Path]:
     shutil.copytree(choices / "input1", choices / "input2")
     for split in ("train", "valid"):
         labels = (folder / "choices" / "raw" / f"{split}.label").read_text()
-        (choices / f"{split}.label").write_text(labels)
+        (choices / "label" / f"{split}.label").write_text(labels)
     return {"pair": corpus.binary, "text": text, "languages": languages, "mono": mono, "choices": choices}
 
 
@@ -94,6 +94,7 @@ def test_a_task_trains_saves_and_resumes(name, data, tmp_path):
     assert (tmp_path / "checkpoint_last.pt").is_file()
     said = cli.call("train", *given, "3")
     assert "num_updates: 3" in said or "3 updates" in said
+    assert "loss=0," not in said  # a ranking whose labels are not found trains on nothing
     if arch == "relpos_transformer":
         where = [*given[:3], "--path", str(tmp_path / "checkpoint_last.pt"), *cli.QUIET]  # its task is the checkpoint's
         sides = ["--source-lang", "src", "--target-lang", "tgt"] if kind == "pair" else []
