@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.configs import FairseqConfig
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.tasks.masked_lm import MaskedLMConfig
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig
 from omegaconf import OmegaConf, open_dict
@@ -214,14 +216,18 @@ class GeneratingModel:
 def plain_task(task: Any) -> dict[str, Any]:
     """Return a task's options that are no paths and no references to other options.
 
-    A sentence_ranking of fairseq has every option of the command line among them, and keeps its own alone.
+    A task of before hydra has every option of the command line among them, and keeps its own alone.
     """
-    own = {part.name for part in fields(SentenceRankingConfig)}
+    task = vars(task) if isinstance(task, Namespace) else task
+    name, of_task = task.get("_name"), ArgumentParser(add_help=False)
+    if is_legacy := name in TASK_REGISTRY and name not in TASK_DATACLASS_REGISTRY:
+        TASK_REGISTRY[name].add_args(of_task)
+    own = {*(part.name for part in fields(SentenceRankingConfig)), *(action.dest for action in of_task._actions)}
     return {
         name: value
         for name, value in task.items()
         if name not in ("data", "tokenizer_folder")
-        and (task.get("_name") != RANKING or name in own)
+        and (not is_legacy or name in own)
         and isinstance(value, str | int | float | bool | None)
         and not str(value).startswith("${")
     }

@@ -108,7 +108,7 @@ def load_subject(
     from fairseq import checkpoint_utils
     from fairseq.data import Dictionary
 
-    from relpos_fairseq.inference.checkpoints.loading import read_trusted
+    from relpos_fairseq.inference.checkpoints.loading import JOBS, framing, read_trusted
     from relpos_fairseq.saved_options import saved_options
 
     for path in (checkpoint, data / "dict.txt"):
@@ -117,8 +117,12 @@ def load_subject(
     state = read_trusted(checkpoint, {"data": str(data)})
     saved = saved_options(state)
     task_name = saved.task_name
-    if task_name not in ("language_modeling", "segment_language_modeling"):
+    if JOBS.get(task_name) != "relpos sample":
         raise ValueError(f"{checkpoint} is no language model (its task is {task_name})")
+    if more := framing(saved):
+        raise ValueError(f"{checkpoint}: texts of --add-bos-token have {more}: use fairseq-eval-lm, which writes them")
+    if languages := sorted(path.parent.name for path in data.glob(f"*/{split}.idx")):
+        raise ValueError(f"--data {data} holds texts of {', '.join(languages)}: give the folder of one of them")
     _override(state["cfg"], overrides or {})
     tell_replaced(saved.task, STREAM)
     if saved.task.get("reset_memory_at_document"):

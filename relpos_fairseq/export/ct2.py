@@ -17,7 +17,7 @@ from sacrebleu.metrics import BLEU
 from torch import Tensor, nn
 
 from relpos_fairseq.export.ct2_spec import transformer_spec
-from relpos_fairseq.inference.checkpoints.loading import read_trusted
+from relpos_fairseq.inference.checkpoints.loading import framing, read_trusted
 from relpos_fairseq.inference.ct2 import BLANK, REPORT, decode, engine
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Batching, Search, batches
@@ -43,14 +43,19 @@ def load_translation(checkpoint: Path, data: Path | None) -> tuple[nn.Module, An
             the validation set, or else the text/ beside the checkpoint.
 
     Raises:
-        UserError: no such folder, or no model with two dictionaries.
+        UserError: no such folder, no model with two dictionaries, or a task that writes more than words into its texts.
     """
-    if data is None and checkpoint.is_file():
-        state = read_trusted(checkpoint)
-        trained_on = saved_options(state).data
-        data = Path(trained_on)
-        if not trained_on or not any(data.glob("dict*.txt")):
-            data = find_assets(checkpoint, None, trained_on, state)
+    state = read_trusted(checkpoint) if checkpoint.is_file() else None
+    saved = state and saved_options(state)
+    if saved and (more := framing(saved)):
+        raise UserError(
+            f"{checkpoint} is of task {saved.task_name}, whose texts have {more}, which CTranslate2 would not write: "
+            f"relpos export onnx exports it"
+        )
+    if data is None and saved:
+        data = Path(saved.data)
+        if not saved.data or not any(data.glob("dict*.txt")):
+            data = find_assets(checkpoint, None, saved.data, state)
     model, task = load_checkpoint(checkpoint, data)
     if getattr(task, "source_dictionary", None) is None or not hasattr(model, "encoder"):
         raise UserError(f"{checkpoint} holds a {type(model).__name__}: no translation model")

@@ -194,6 +194,7 @@ def _refuse(model: nn.Module) -> None:
     decoder = model.decoder
     problems = {
         "adaptive softmax": decoder.adaptive_softmax is not None,
+        "a projection of its embeddings, of --quant-noise-pq": decoder.quant_noise is not None,
         "no cross-attention": any(layer.encoder_attn is None for layer in decoder.layers),
         "narrower inputs or outputs of the decoder": decoder.project_in_dim is not None
         or decoder.project_out_dim is not None,

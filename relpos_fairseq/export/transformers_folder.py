@@ -48,7 +48,7 @@ from relpos_fairseq.heads import (
     Head,
     classifier_of,
 )
-from relpos_fairseq.inference.checkpoints.loading import read_trusted
+from relpos_fairseq.inference.checkpoints.loading import LANGUAGES, framing, read_trusted
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Search
 from relpos_fairseq.io.errors import UserError
@@ -69,13 +69,14 @@ from relpos_fairseq.text.assets import (
     label_names,
     read_text,
 )
-from relpos_fairseq.text.dictionary import EOS, PAD, SPECIAL
+from relpos_fairseq.text.dictionary import BOS, EOS, PAD, SPECIAL
 from relpos_fairseq.text.transformers_files import tried_ids
 
 SHORT = 11  # tokens of a random input
 TOLERANCE = 1e-3  # of outputs beside their size, in fp32; what rounds differently stays far below
 HEADS = {"classification_heads": HEAD, "span_heads": SPAN_HEAD, "token_heads": TOKEN_HEAD}
 
+AROUND = {"translation": ([], [EOS]), "denoising": ([BOS], [EOS]), "language model": ([EOS], [])}  # a text's words
 CLASSES = {
     RelPosTransformerModel: RelPosForSeq2SeqLM,
     RelPosTransformerLanguageModel: RelPosForCausalLM,
@@ -304,7 +305,7 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
         raise UserError(f"{out} exists: remove it, or name another folder")
     state = read_trusted(checkpoint)
     options, saved = state["cfg"], saved_options(state)
-    model, _ = load_checkpoint(checkpoint, None)
+    model, _ = load_checkpoint(checkpoint, data)
     kind = next((kind for own, kind in CLASSES.items() if isinstance(model, own)), None)
     if kind is None:
         raise UserError(f"{checkpoint} holds a {type(model).__name__}: give a translation or language model")
@@ -323,6 +324,9 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
         if data is not None:
             raise
         said = f"none: {error}"
+    more = framing(saved)
+    if more == LANGUAGES:
+        text, said = None, f"none: texts of {saved.task_name} have {more}, which the task alone writes"
     for language, count in sides if text else ():
         symbols_of(text, count, language)
         read_text(text, language)
@@ -336,12 +340,12 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
         search_of(model).save_pretrained(folder)
         if text is not None:
             copy_assets(text, folder)
-            form = "translation" if len(rows) > 1 else "language model"
+            form = "denoising" if more else "translation" if len(rows) > 1 else "language model"
             said = write_tokenizer(folder, form, sides, longest=model.decoder.positions.plan.longest)
         head = TRANSLATION if kind is RelPosForSeq2SeqLM else CAUSAL_LM
         segment = int(config.values["tokens_per_sample"]) if kind is RelPosWithMemoryForCausalLM else None
         with doing("compare outputs"):
-            differences, closing = check_generated(folder, out, model, head, segment, sides, text is not None)
+            differences, closing = check_generated(folder, out, model, head, segment, sides, form if text else None)
         facts = {"transformers": transformers.__version__}
         for part in parts:
             name = part.positions.plan.shape.seed_name
@@ -399,7 +403,7 @@ def check_generated(
     head: Head,
     segment: int | None,
     sides: list[tuple[str | None, int]],
-    text: bool,
+    form: str | None,
 ) -> tuple[dict[str, float], str]:
     """Open a written folder in a process of its own; return the largest differences of logits, and what was compared.
 
@@ -410,7 +414,7 @@ def check_generated(
         head: of the folder's class.
         segment: tokens between which the model moves its memory; None: it has none.
         sides: language and rows of its input and output.
-        text: whether it has a tokenizer.
+        form: of its tokenizer's texts, or None.
 
     Raises:
         UserError: it does not load, or something differs.
@@ -442,12 +446,12 @@ def check_generated(
         before, labels = (scores(tokens), tokens) if source else (scores(tokens)[:, :-1], tokens[:, 1:])
         loss = float(nn.functional.cross_entropy(before.flatten(0, 1), labels.flatten()))
     asked = {
-        **{"auto": head.auto, "kind": head.kind, "pipeline": head.pipeline, "trust": True, "text": text},
+        **{"auto": head.auto, "kind": head.kind, "pipeline": head.pipeline, "trust": True, "text": bool(form)},
         **{"batch": {name: rows.tolist() for name, rows in batch.items()}, "prompt": prompt, "longest": longest},
         **{"trains": loss is not None, "lines": {}, "targets": {}},
     }
-    if text:
-        place, around = folder / TEXT_FOLDER, ([], [EOS]) if head is TRANSLATION else ([EOS], [])
+    if form:
+        place, around = folder / TEXT_FOLDER, AROUND[form]
         texts = [(read_text(place, language), symbols_of(place, rows, language)) for language, rows in sides]
         tried = [tried_ids(own, {symbol: n for n, symbol in enumerate(symbols)}, *around) for own, symbols in texts]
         (own, symbols), asked["lines"] = texts[-1], tried[0]

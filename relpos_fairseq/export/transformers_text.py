@@ -154,7 +154,7 @@ def write_tokenizer(
 
     Args:
         folder: the exported folder.
-        form: `roberta`, `translation` or `language model`.
+        form: `roberta`, `translation`, `denoising` or `language model`.
         sides: language (None: one dict.txt) and rows of input and output.
         separators: number of further </s> between the texts of a pair.
         segments: whether the model reads token types.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 from dataclasses import MISSING, dataclass, fields, make_dataclass
 from typing import Any, Optional
 
@@ -22,6 +23,7 @@ from relpos_fairseq.models.configs import ACTIVATIONS, add_flags, plain, registe
 from relpos_fairseq.models.decoder import AdaptiveModel, RelPosDecoder
 from relpos_fairseq.models.encoder import RelPosEncoder
 
+logger = logging.getLogger(__name__)
 _NESTED = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
 # Position schemes replace these options; cross+self attention would mix the slots of source and target.
 _DROPPED = {
@@ -108,6 +110,8 @@ class RelPosTransformerModel(AdaptiveModel, TransformerModelBase):
             raise ValueError(
                 f"--segment-encoding {config.segment_encoding}: translation supplies no segments; leave it at none"
             )
+        if config.adaptive_softmax_cutoff and cfg.share_decoder_input_output_embed and not cfg.share_all_embeddings:
+            logger.warning("--share-decoder-input-output-embed shares nothing: an adaptive softmax has its own weights")
         return super().build_model(config, task)
 
     @classmethod

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 from relpos_fairseq.checkpoint_files import building, load
 from relpos_fairseq.patches.processes import refuse_copies, refuse_task
-from relpos_fairseq.saved_options import WHERE, saved_options, tell_replaced
+from relpos_fairseq.saved_options import WHERE, plain, saved_options, tell_replaced
 from relpos_fairseq.schemes import named_elsewhere
 
 # Options without which a task of fairseq ends in an error of None or of hydra, and what sets them.
@@ -72,7 +72,7 @@ def parse_args_and_arch(
     parsed = original(parser, input_args, parse_known, modify_parser=modify if saved else modify_parser)
     known = parsed[0] if parse_known else parsed
     refuse_copies(known)
-    refuse_misfit(known)
+    refuse_misfit(known, {} if saved else NEEDS)
     if saved and not getattr(parser, "asks_again", False):
         tell_replaced(saved, vars(known))
     return parsed
@@ -92,8 +92,8 @@ def print_help_at_last(modify: Callable[[argparse.ArgumentParser], None] | None)
     return both
 
 
-def refuse_misfit(args: argparse.Namespace) -> None:
-    """Raise a ValueError for a task that does not train the architecture, or lacks what fairseq would miss later."""
+def refuse_misfit(args: argparse.Namespace, needs: dict[str, dict[str, str]] = NEEDS) -> None:
+    """Raise a ValueError for a task that does not train the architecture, or lacks what it `needs`."""
     task = getattr(args, "task", None)
     refuse_task(task, getattr(args, "arch", None))
     for name, least in LEAST.items():
@@ -102,7 +102,7 @@ def refuse_misfit(args: argparse.Namespace) -> None:
     for name, value in vars(args).items():
         if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and name in OF_SEARCH)):
             raise ValueError(f"--{name.replace('_', '-')} must be a finite number, got {value}")
-    if missing := [flag for name, flag in NEEDS.get(task, {}).items() if not getattr(args, name, None)]:
+    if missing := [flag for name, flag in needs.get(task, {}).items() if not getattr(args, name, None)]:
         raise ValueError(f"--task {task} needs {' and '.join(missing)}")
 
 
@@ -147,7 +147,10 @@ def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def evaluated_task(parser: argparse.ArgumentParser, given: Sequence[str] | None) -> tuple[dict, dict]:
-    """Return the task and its options of the checkpoint that a command evaluates, and what --model-overrides replaces.
+    """Return the task and its options of the checkpoint that a command evaluates, and other defaults of flags.
+
+    These are what --model-overrides replaces, and the checkpoint's architecture and criterion, whose options the task's
+    refer to, and which a command takes from the checkpoint whatever their flags say.
 
     Both are empty for another command, another model than ours, and a file that is refused where it is loaded.
     """
@@ -156,7 +159,8 @@ def evaluated_task(parser: argparse.ArgumentParser, given: Sequence[str] | None)
     args = parser.parse_known_args(given)[0]
     overrides = overrides_of(args)
     try:
-        saved = saved_options(load((args.path or "").split(os.pathsep)[0], mapped=True))
+        state = load((args.path or "").split(os.pathsep)[0], mapped=True)
+        saved = saved_options(state)
     except Exception:  # no checkpoint, or no dict
         return {}, {}
     if saved is None or not (saved.model_name or "").startswith("relpos_") or saved.task_name not in TASK_REGISTRY:
@@ -169,7 +173,9 @@ def evaluated_task(parser: argparse.ArgumentParser, given: Sequence[str] | None)
     if (kind := TASK_DATACLASS_REGISTRY.get(saved.task_name)) is not None:
         with building(args.path):
             OmegaConf.merge(OmegaConf.structured(kind), found)
-    return found | {"task": saved.task_name}, {name: overrides[name] for name in found if name in overrides}
+    replaced = {name: overrides[name] for name in found if name in overrides} | {"arch": saved.model_name}
+    criterion = plain((state.get("cfg") or {}).get("criterion") or {}).get("_name")
+    return found | {"task": saved.task_name}, replaced | ({"criterion": criterion} if criterion else {})
 
 
 def refuse_given(given: Sequence[str]) -> None:

@@ -51,6 +51,7 @@ _criterion: list = []  # that of the checkpoint that was loaded last, and its pa
 _trained: contextvars.ContextVar[list | None] = contextvars.ContextVar("_trained", default=None)
 SCHEDULER = "lr_scheduler"
 PRECISIONS = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16")
+OF_TRAINING = ("common", "dataset", "optimization", "checkpoint", "distributed_training")  # parts of a config
 SHOWN = 4  # options of a model that differ
 LAST = "checkpoint_last.pt"  # of --restore-file by default
 MAKERS = (_reconstruct, scalar)  # numpy 1 and 2 save them under different paths
@@ -93,6 +94,14 @@ def load_model_ensemble_and_task(
         models += made
         _criterion[:] = [(cfg.get("criterion"), path)]
     return models, cfg, task
+
+
+def upgrade_state_dict_named(original, self, state_dict, name):
+    """Leave a decoder with an adaptive softmax without the projection that fairseq makes of a shared embedding."""
+    state_dict = original(self, state_dict, name)
+    if self.adaptive_softmax is not None:
+        state_dict.pop(f"{name}.output_projection.weight", None)
+    return state_dict
 
 
 def build_criterion(original, self, cfg, *args, **kwargs):
@@ -230,8 +239,10 @@ def _part(cfg, name: str) -> dict:
 
 
 def _sizes(cfg) -> dict[str, str]:
-    """Return the whole numbers and switches of a config's model, as flags say them."""
-    values = {name: value for name, value in dict(_part(cfg, "model")).items() if isinstance(value, int)}
+    """Return the whole numbers and switches of a config's model, as flags say them; argparse puts all flags there."""
+    others = {name for part in OF_TRAINING for name in _part(cfg, part)}
+    model = dict(_part(cfg, "model"))
+    values = {name: value for name, value in model.items() if isinstance(value, int) and name not in others}
     return {name: f"--{name.replace('_', '-')} {value}" for name, value in values.items()}
 
 

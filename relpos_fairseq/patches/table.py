@@ -22,6 +22,7 @@ from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 from fairseq.data.iterators import BufferedIterator
 from fairseq.dataclass import initialize
 from fairseq.file_io import PathManager
+from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.quantization.scalar import ops as scalar
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import masked_lm, multilingual_language_modeling
@@ -62,6 +63,7 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (data_utils, "batch_by_size", training.batch_by_size),
     (data_utils, "load_indexed_dataset", training.load_indexed_dataset),
     (indexed_dataset, "make_dataset", training.make_dataset),
+    (indexed_dataset.IndexedCachedDataset, "__getitem__", training.cached_item),
     (token_block_dataset, "best_fitting_int_dtype", training.best_fitting_int_dtype),
     (TokenBlockDataset, "_build_slice_indices", training.build_slice_indices),
     (Dictionary, "add_from_file", training.add_from_file),
@@ -82,6 +84,7 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (checkpoint_utils, "overwrite_args_by_name", checkpoints.overwrite_args_by_name),
     (checkpoint_utils, "load_checkpoint", checkpoints.restore),
     (checkpoint_utils, "save_checkpoint", checkpoints.save_checkpoint),
+    (TransformerDecoderBase, "upgrade_state_dict_named", checkpoints.upgrade_state_dict_named),
     (AdaptiveLoss, "forward", training.adaptive_loss),
     (multilingual_language_modeling, "ResamplingDataset", training.resample),
     (scalar, "emulate_int8_histogram", training.emulate_int8_histogram),

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from fairseq import utils
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
+from fairseq.data.indexed_dataset import IndexedDataset
 from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -115,6 +116,11 @@ def make_dataset(original, path, impl, fix_lua_indexing=False, dictionary=None):
         if dataset is None and impl == "huffman":
             raise ValueError("it is that of a Huffman code, which is not beside it")
         return dataset
+
+
+def cached_item(original, self, i):
+    """Read a sentence that has not been fetched ahead, as those of the first batch, which a trainer keeps."""
+    return original(self, i) if i in self.cache_index else IndexedDataset.__getitem__(self, i)
 
 
 def add_from_file(original, self, f):

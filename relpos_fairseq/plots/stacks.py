@@ -225,7 +225,8 @@ def sample_of(task: Any, split: str, index: int = 0) -> tuple[dict[str, Any] | N
                 dataset = dataset.blocks(1)
             if index >= len(dataset):
                 return None, ""
-            return dataset.collater([dataset[index]])["net_input"], ""
+            sample = dataset.collater([dataset[index]])
+            return sample["net_input1" if "net_input1" in sample else "net_input"], ""  # the first choice, of a ranking
         except FileNotFoundError:
             return None, ""
         except Exception as error:  # whatever a broken binary file makes of fairseq's readers

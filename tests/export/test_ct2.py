@@ -187,6 +187,8 @@ def test_tables_of_each_head_are_refused(tmp_path):
 def test_other_parts_are_refused(tmp_path):
     with pytest.raises(UserError, match="no cross-attention"):
         difference(trained(position_scheme="none", no_cross_attention=True), tmp_path)
+    with pytest.raises(UserError, match="a projection of its embeddings, of --quant-noise-pq"):
+        difference(trained(position_scheme="none", quant_noise_pq=0.1), tmp_path)
     with pytest.raises(UserError, match="no relpos_transformer"):
         ct2.write(SimpleNamespace(decoder=None), None, None, tmp_path, None)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fairseq.data import TokenBlockDataset, data_utils, encoders
+from fairseq.data import TokenBlockDataset, data_utils, encoders, indexed_dataset
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.tasks import masked_lm
@@ -35,6 +35,21 @@ def test_the_last_batch_is_kept() -> None:
     assert len(batches(data_utils.batch_by_size.__wrapped__, 37)) < 37
     none = np.array([], dtype=np.int64)
     assert data_utils.batch_by_size(none, lambda _: 1, max_tokens=8) == []
+
+
+def test_a_sentence_that_is_not_fetched_ahead_is_read(tmp_path: Path) -> None:
+    """--dataset-impl cached: a trainer keeps the first batch before any is fetched."""
+    lines = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
+    builder = indexed_dataset.make_builder(str(tmp_path / "text.bin"), "cached")
+    for line in lines:
+        builder.add_item(line)
+    builder.finalize(str(tmp_path / "text.idx"))
+    dataset = indexed_dataset.make_dataset(str(tmp_path / "text"), "cached", fix_lua_indexing=True)
+    with pytest.raises(KeyError):
+        type(dataset).__getitem__.__wrapped__(dataset, 1)
+    assert dataset[1].tolist() == [6, 2]
+    dataset.prefetch([0])
+    assert [dataset[n].tolist() for n in (0, 1)] == [line.tolist() for line in lines]
 
 
 def test_a_sample_above_max_tokens() -> None:

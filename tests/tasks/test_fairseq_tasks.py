@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoTokenizer
 
 from helpers import ROOT, roberta
 from helpers import commands as cli
@@ -69,42 +72,43 @@ def data(corpus, tmp_path_factory) -> dict[str, Path]:
     shutil.copytree(choices / "input1", choices / "input2")
     for split in ("train", "valid"):
         labels = (folder / "choices" / "raw" / f"{split}.label").read_text()
-        (choices / f"{split}.label").write_text(labels)
+        (choices / "label" / f"{split}.label").write_text(labels)
     return {"pair": corpus.binary, "text": text, "languages": languages, "mono": mono, "choices": choices}
+
+
+def training(name: str, data: dict[str, Path], folder: Path) -> list[str]:
+    """The command line of a training of TASKS, without its number of updates."""
+    arch, kind, more = TASKS[name]
+    side = "encoder" if "roberta" in arch else "decoder"
+    heads = [] if arch == "relpos_transformer" else [f"--{side}-attention-heads", "2"]
+    given = [data[kind], "--user-dir", cli.USER_DIR, "--save-dir", folder, "--arch", arch, *TINY[arch], *heads, *TRAIN]
+    given += ["--task", name.partition(" ")[0], *more, *([] if "--criterion" in more else SMOOTHED), "--max-update"]
+    return [*map(str, given)]
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_trains_saves_and_resumes(name, data, tmp_path):
-    arch, kind, more = TASKS[name]
-    task, _, heads = name.partition(" ")
-    side = "encoder" if "roberta" in arch else "decoder"
-    heads = [] if arch == "relpos_transformer" else [f"--{side}-attention-heads", "2"]
-    given = [
-        *(str(data[kind]), "--user-dir", str(cli.USER_DIR), "--save-dir", str(tmp_path), "--arch", arch),
-        *(*TINY[arch], *heads, *TRAIN, "--task", task, *more, *([] if "--criterion" in more else SMOOTHED)),
-    ]
-    cli.call("train", *given, "--max-update", "2")
+    arch, kind, _ = TASKS[name]
+    given = training(name, data, tmp_path)
+    cli.call("train", *given, "2")
     assert (tmp_path / "checkpoint_last.pt").is_file()
-    said = cli.call("train", *given, "--max-update", "3")
+    said = cli.call("train", *given, "3")
     assert "num_updates: 3" in said or "3 updates" in said
-    if kind in ("pair", "mono"):
+    assert "loss=0," not in said  # a ranking whose labels are not found trains on nothing
+    if arch == "relpos_transformer":
         where = [*given[:3], "--path", str(tmp_path / "checkpoint_last.pt"), *cli.QUIET]  # its task is the checkpoint's
         sides = ["--source-lang", "src", "--target-lang", "tgt"] if kind == "pair" else []
         said = cli.call("generate", *where, *sides, "--gen-subset", "valid", "--max-len-b", "5")
-        assert len(cli.hypotheses(said)) == cli.VALID_SENTENCES
+        assert "Translated" in said  # each block of a text
+        assert kind not in ("pair", "mono") or len(cli.hypotheses(said)) == cli.VALID_SENTENCES
 
 
 @pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("name", TASKS)
 def test_relpos_commands_run_the_checkpoint(name, data, tmp_path, capsys):
     """The command of its task, and plot; another command names the right one, in one line."""
-    arch, kind, more = TASKS[name]
     task, checkpoint, text = name.partition(" ")[0], tmp_path / "saved" / "checkpoint_last.pt", tmp_path / "text"
-    side = "encoder" if "roberta" in arch else "decoder"
-    heads = [] if arch == "relpos_transformer" else [f"--{side}-attention-heads", "2"]
-    given = [data[kind], "--user-dir", cli.USER_DIR, "--save-dir", checkpoint.parent, "--arch", arch, *heads]
-    given += [*TINY[arch], *TRAIN, "--task", task, *more, *([] if "--criterion" in more else SMOOTHED)]
-    cli.call("train", *map(str, given), "--max-update", "1")
+    cli.call("train", *training(name, data, checkpoint.parent), "1")
     text.write_text("w1 <mask>\nw4 <mask>\n" if "masked" in task else "w1 w2 w3\nw4\n")
     languages = ["--source-lang", "src", "--target-lang", "tgt"] if task == MULTILINGUAL else []
     arguments = {
@@ -121,20 +125,62 @@ def test_relpos_commands_run_the_checkpoint(name, data, tmp_path, capsys):
             continue
         assert status == 2 and said.err.count("\n") == 1 and f"is of task {task}" in said.err
         assert (f"use {right}" in said.err) == (right is not None)
+    if TASKS[name][0] == "relpos_transformer":
+        refused = cli.relpos("export", "ct2", checkpoint, "--out", tmp_path / "ct2"), capsys.readouterr().err
+        why = "has key_vectors" if task == "translation" else f"is of task {task}, whose texts have "  # of m4
+        assert refused[0] == 2 and why in refused[1], refused
     assert cli.relpos("plot", checkpoint, "--out", tmp_path / "plot") == 0, capsys.readouterr().err
+    if TASKS[name][1] in ("text", "choices"):
+        given = ["--data", data[TASKS[name][1]], "--out", tmp_path / "plot of data"]
+        assert cli.relpos("plot", checkpoint, *given) == 0, capsys.readouterr().err
 
 
-def test_a_language_model_of_several_languages_is_evaluated(data, tmp_path):
-    """fairseq-eval-lm prints the perplexity that training's validation does."""
-    name = "multilingual_language_modeling"
-    arch, kind, more = TASKS[name]
-    given = [str(data[kind]), "--user-dir", str(cli.USER_DIR), "--task", name, *more]
-    model = ["--arch", arch, *TINY[arch], "--decoder-attention-heads", "2", "--save-dir", str(tmp_path)]
-    said = cli.call("train", *given, *model, *TRAIN, "--max-update", "2")
-    validated = re.search(r"valid on .*?ppl (\S+)", said)
-    where = ["--path", str(tmp_path / "checkpoint_last.pt"), "--gen-subset", "valid", "--cpu"]
-    evaluated = re.search(r"Perplexity: (\S+)", cli.call("eval_lm", *given[:5], *more[:2], *where))
+@pytest.mark.parametrize(
+    ("name", "tokenizer"),
+    [
+        ("denoising", "ids of 6 sentences equal"),
+        ("online_backtranslation", "none: texts of online_backtranslation have symbols of languages"),
+        ("multilingual_denoising", "none: texts of multilingual_denoising have symbols of languages"),
+    ],
+)
+def test_a_task_that_adds_symbols_is_exported(name, tokenizer, data, tmp_path, capsys):
+    """A tokenizer is written where it can write what the task does: <s> before a text, no symbols of languages."""
+    checkpoint, out = tmp_path / "saved" / "checkpoint_last.pt", tmp_path / "folder"
+    cli.call("train", *training(name, data, checkpoint.parent), "1")
+    capsys.readouterr()
+    assert cli.relpos("export", "transformers", checkpoint, "--out", out) == 0
+    assert tokenizer in capsys.readouterr().out
+    if name == "denoising":
+        encode = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+        assert encode.convert_ids_to_tokens(encode("w1 <mask>")["input_ids"]) == ["<s>", "w1", "<mask>", "</s>"]
+    assert "save_dir" not in json.loads((out / "config.json").read_text())["task"]
+
+
+def test_a_language_model_of_several_languages_is_evaluated(data, tmp_path, capsys):
+    """fairseq-eval-lm prints the perplexity that training's validation does; `relpos evaluate lm` reads one."""
+    given, checkpoint = training("multilingual_language_modeling", data, tmp_path), tmp_path / "checkpoint_last.pt"
+    validated = re.search(r"valid on .*?ppl (\S+)", cli.call("train", *given, "2"))
+    where = ["--path", checkpoint, "--gen-subset", "valid", "--cpu"]
+    evaluated = re.search(r"Perplexity: (\S+)", cli.call("eval_lm", *given[:3], *where))
     assert float(evaluated[1]) == pytest.approx(float(validated[1]), abs=0.01)
+    capsys.readouterr()
+    assert cli.relpos("evaluate", "lm", checkpoint, "--data", data["languages"]) == 2
+    assert "holds texts of src, tgt: give the folder of one of them" in capsys.readouterr().err
+    assert cli.relpos("evaluate", "lm", checkpoint, "--data", data["languages"] / "src") == 0
+    assert "window 16" in capsys.readouterr().out
+    cli.call("train", *given[:-1], "--add-bos-token", "--save-dir", tmp_path / "bos", "--max-update", "1")
+    assert cli.relpos("evaluate", "lm", tmp_path / "bos" / checkpoint.name, "--data", data["languages"] / "src") == 2
+    assert "--add-bos-token have symbols of languages" in capsys.readouterr().err
+
+
+def test_a_classifier_is_validated_as_in_training(data, tmp_path):
+    """fairseq-validate takes the criterion, and with it the head's name, from the checkpoint."""
+    given = training("sentence_ranking", data, tmp_path)
+    given = ["sentence_prediction" if word == "sentence_ranking" else word for word in given]
+    loss = r"valid on .*?loss (\S+) .*accuracy (\S+)"
+    trained = re.search(loss, cli.call("train", *given, "2"))
+    where = ["--path", tmp_path / "checkpoint_last.pt", "--batch-size", "4", "--cpu"]
+    assert re.search(loss, cli.call("validate", *given[:3], *where)).groups() == trained.groups()
 
 
 def test_a_checkpoint_of_several_languages_asks_for_two(data, tmp_path, capsys):
@@ -212,6 +258,23 @@ def test_an_adaptive_softmax_has_its_criterion(criterion, data, tmp_path):
     given = [data["pair"], "--user-dir", cli.USER_DIR, "--save-dir", tmp_path, *cli.SMALL[:-1], *TRAIN]
     with pytest.raises(ValueError, match=r"adaptive softmax .*here \[8, .* --criterion adaptive_loss"):
         cli.call("train", *given, "--criterion", criterion, "--adaptive-softmax-cutoff", "8")
+
+
+@pytest.mark.parametrize("arch", ["relpos_transformer", "transformer"])
+@pytest.mark.parametrize("share", ["--share-decoder-input-output-embed", "--share-all-embeddings"])
+def test_an_adaptive_softmax_beside_a_shared_embedding_is_resumed(arch, share, data, tmp_path, caplog):
+    """It has its own weights, of which fairseq's decoder makes the embedding's projection as it loads."""
+    given = [data["pair"], "--user-dir", cli.USER_DIR, "--save-dir", tmp_path, "--arch", f"{arch}_tiny", *cli.SMALL[2:]]
+    given = [*given[:-1], share, *(TRAIN if "relpos" in arch else TRAIN[:-2]), "--criterion", "adaptive_loss"]
+    given += ["--adaptive-softmax-cutoff", "8", "--max-update"]
+    cli.call("train", *given, "1")
+    assert ("shares nothing" in caplog.text) == (arch == "relpos_transformer" and "decoder" in share)
+    assert "num_updates: 2" in cli.call("train", *given, "2")
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    del state["model"]["decoder.adaptive_softmax.head.weight"]
+    torch.save(state, tmp_path / "checkpoint_last.pt")
+    with pytest.raises(ValueError, match=r"Missing key.*adaptive_softmax"):  # not --max-update
+        cli.call("train", *given, "3")
 
 
 def test_the_page_names_each_task():

@@ -110,6 +110,8 @@ JOBS = {
     "question_answering": "relpos answer",
     "sentence_prediction": "relpos classify",
 }
+NAMED = ("translation_from_pretrained_bart", "online_backtranslation")  # whose texts name their language
+LANGUAGES, BEGUN = "symbols of languages", "<s> before them"  # what `framing` returns
 ENDLESS = 10**6  # positions: fairseq's own large numbers are above it
 
 
@@ -208,6 +210,20 @@ def _languages(path: Path, saved: SavedOptions, asked: Languages) -> Languages:
         if one not in known:
             raise UserError(f"{path} has no language {one}: {named}")
     return asked
+
+
+def framing(saved: SavedOptions) -> str | None:
+    """Return what the texts of a checkpoint's task have beside their words and </s>, which the task alone writes.
+
+    These are LANGUAGES, which the task adds to the dictionary, BEGUN, or None.
+    """
+    name = saved.task_name
+    begun = {"denoising", "multilingual_denoising", "span_masked_lm"}
+    if saved.task.get("add_lang_token") or name in {MULTILINGUAL, *NAMED}:
+        return LANGUAGES
+    if name == "multilingual_language_modeling" and saved.task.get("add_bos_token"):
+        return LANGUAGES
+    return BEGUN if name in begun else None
 
 
 def longest(limit: Any) -> int | None:
