@@ -39,6 +39,7 @@ ORDER = """
     patches optim
     tasks
     models
+    saved
     criterions conversion preparation
     inference
     plots

@@ -74,34 +74,22 @@ class Classifier:
             UserError: the checkpoint is of another task.
         """
         import torch
-        from fairseq import checkpoint_utils
-        from fairseq.dataclass.utils import overwrite_args_by_name
 
-        from relpos_fairseq.inference.checkpoints.loading import read_trusted
         from relpos_fairseq.nn.packed import prepare
-        from relpos_fairseq.saved_options import saved_options
+        from relpos_fairseq.saved.model import SavedModel
 
-        if not checkpoint.is_file():
-            raise UserError(f"there is no checkpoint {checkpoint}")
-        state = read_trusted(checkpoint)
-        saved = saved_options(state)
-        name = saved.task.get("classification_head_name")
-        if name is None:  # before another task looks for files that are not there
-            raise UserError(
-                f"{checkpoint} is no fine-tuned classifier: it was trained with task "
-                f"{saved.task_name}; fine-tune with relpos finetune glue --keep-models"
-            )
-        self.folder = data or find_assets(checkpoint, None, saved.data, state)
-        overwrite_args_by_name(state["cfg"], {"data": str(self.folder)})  # fairseq forgets it where it gets a state
-        models, _, self.task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
+        saved = SavedModel.open(checkpoint)
+        told, options = saved.state.get("conversion") or {}, saved.options.task
+        saved.require("relpos classify")  # before another task looks for files that are not there
+        self.folder = data or saved.find_text(None)
+        self.model, _, self.task = saved.build({"data": str(self.folder)})
         self.device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
-        self.model, self.head = models[0].eval().to(self.device), str(name)
+        self.model, self.head = self.model.to(self.device), str(options["classification_head_name"])
         prepare(self.model, quantization)
         known: list[str] = []
-        if not saved.task.get("regression_target"):
+        if not options.get("regression_target"):
             first = self.task.label_dictionary.nspecial
-            known = self.task.label_dictionary.symbols[first : first + saved.task["num_classes"]]
-        told = state.get("conversion") or {}
+            known = self.task.label_dictionary.symbols[first : first + options["num_classes"]]
         self.converted = bool(told)
         own = told.get("labels")
         self.names = in_order(own, known, checkpoint) if own and known else known

@@ -105,21 +105,16 @@ def load_subject(
         ValueError: no such file, no language model, a dictionary of other data, a field that the model has not, or
             no documents where the checkpoint was trained with them.
     """
-    from fairseq import checkpoint_utils
     from fairseq.data import Dictionary
 
-    from relpos_fairseq.inference.checkpoints.loading import JOBS, framing, read_trusted
-    from relpos_fairseq.saved_options import saved_options
+    from relpos_fairseq.saved.model import SavedModel
 
-    for path in (checkpoint, data / "dict.txt"):
-        if not path.is_file():
-            raise ValueError(f"{path} does not exist")
-    state = read_trusted(checkpoint, {"data": str(data)})
-    saved = saved_options(state)
-    task_name = saved.task_name
-    if JOBS.get(task_name) != "relpos sample":
-        raise ValueError(f"{checkpoint} is no language model (its task is {task_name})")
-    if more := framing(saved):
+    if not (data / "dict.txt").is_file():
+        raise ValueError(f"{data / 'dict.txt'} does not exist")
+    opened = SavedModel.open(checkpoint, {"data": str(data)})
+    opened.require("relpos sample")
+    state, saved = opened.state, opened.options
+    if more := opened.framing:
         raise ValueError(f"{checkpoint}: texts of --add-bos-token have {more}: use fairseq-eval-lm, which writes them")
     if languages := sorted(path.parent.name for path in data.glob(f"*/{split}.idx")):
         raise ValueError(f"--data {data} holds texts of {', '.join(languages)}: give the folder of one of them")
@@ -138,8 +133,8 @@ def load_subject(
             f"{data} has {len(words)} types and {checkpoint} was trained with {len(weights[0])}: "
             f"binarise the text with the dictionary of its training (--srcdict)"
         )
-    models, cfg, _ = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
-    model, limit = models[0].eval(), models[0].max_positions()
+    model, cfg, _ = opened.build()
+    limit = model.max_positions()
     tokens, starts = read_text(data / split, words, boundaries)
     return Subject(
         model=model,

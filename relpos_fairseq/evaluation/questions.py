@@ -12,12 +12,11 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils, utils
+from fairseq import utils
 
 from relpos_fairseq.criterions.question_answering import predictions, span_logits
 from relpos_fairseq.data.answer_spans import Answer, Prediction
 from relpos_fairseq.data.squad import read_questions, split_name
-from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import TEMPORARY, sha256_of, write_json
 from relpos_fairseq.io.progress import progress, table
@@ -32,6 +31,7 @@ from relpos_fairseq.metrics.answer_scores import (
     summary,
     with_threshold,
 )
+from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.version import __version__
 
 MAX_TOKENS = 8192  # of a batch
@@ -155,14 +155,11 @@ def load(options: Any):
     converted = (options.checkpoint.parent / "conversion.json").is_file()
     if options.data or converted:
         overrides["data"] = str(options.data or options.checkpoint.parent)
-    if not options.checkpoint.is_file():
-        raise UserError(f"no such checkpoint: {options.checkpoint}")
-    state = read_trusted(options.checkpoint, overrides)
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(options.checkpoint)], state=state)
-    if not hasattr(task, "read_dataset"):
-        raise UserError(f"{options.checkpoint} was trained on {type(task).__name__}, not on question_answering")
+    saved = SavedModel.open(options.checkpoint, overrides)
+    saved.require("relpos answer")
+    model, _, task = saved.build()
     device = "cuda" if torch.cuda.is_available() and not options.cpu else "cpu"
-    return models[0].eval().to(device), task
+    return model.to(device), task
 
 
 def answer(model, task, dataset, max_tokens: int, name: str, log: ResumeLog) -> list:

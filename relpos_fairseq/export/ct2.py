@@ -17,16 +17,14 @@ from sacrebleu.metrics import BLEU
 from torch import Tensor, nn
 
 from relpos_fairseq.export.ct2_spec import transformer_spec
-from relpos_fairseq.inference.checkpoints.loading import framing, read_trusted
 from relpos_fairseq.inference.ct2 import BLANK, REPORT, decode, engine
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Batching, Search, batches
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, sha256_of, write_json
 from relpos_fairseq.io.progress import progress
-from relpos_fairseq.plots.stacks import load_checkpoint
-from relpos_fairseq.saved_options import saved_options
-from relpos_fairseq.text.assets import copy_assets, find_assets
+from relpos_fairseq.saved.model import SavedModel
+from relpos_fairseq.text.assets import copy_assets
 
 BEAM, MAX_LENGTH = 4, Search.max_len_b
 TOLERANCE = 1e-3  # of logits, in fp32; what rounds differently stays far below
@@ -45,18 +43,17 @@ def load_translation(checkpoint: Path, data: Path | None) -> tuple[nn.Module, An
     Raises:
         UserError: no such folder, no model with two dictionaries, or a task that writes more than words into its texts.
     """
-    state = read_trusted(checkpoint) if checkpoint.is_file() else None
-    saved = state and saved_options(state)
-    if saved and (more := framing(saved)):
+    saved = SavedModel.open(checkpoint)
+    if more := saved.framing:
         raise UserError(
-            f"{checkpoint} is of task {saved.task_name}, whose texts have {more}, which CTranslate2 would not write: "
-            f"relpos export onnx exports it"
+            f"{checkpoint} is of task {saved.options.task_name}, whose texts have {more}, which CTranslate2 would not "
+            f"write: relpos export onnx exports it"
         )
-    if data is None and saved:
-        data = Path(saved.data)
-        if not saved.data or not any(data.glob("dict*.txt")):
-            data = find_assets(checkpoint, None, saved.data, state)
-    model, task = load_checkpoint(checkpoint, data)
+    if data is None:
+        data = Path(saved.options.data)
+        if not saved.options.data or not any(data.glob("dict*.txt")):
+            data = saved.find_text(None)
+    model, task = saved.build_anyway(data)
     if getattr(task, "source_dictionary", None) is None or not hasattr(model, "encoder"):
         raise UserError(f"{checkpoint} holds a {type(model).__name__}: no translation model")
     return model, task

@@ -20,7 +20,7 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, sha256_of, write_json
 from relpos_fairseq.io.packages import require
 from relpos_fairseq.io.progress import doing, progress
-from relpos_fairseq.plots.stacks import load_checkpoint
+from relpos_fairseq.saved.model import SavedModel
 
 TOLERANCE = 1e-3  # of logits, in fp32
 QUANTIZED = 0.2  # the same in int8, beside the largest logit
@@ -48,7 +48,7 @@ def export(checkpoint: Path, out: Path, data: Path | None, quantization: str | N
         raise UserError(f"{out} exists: remove it, or name another folder")
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package)
-    model, _ = load_checkpoint(checkpoint, data)
+    model, _ = SavedModel.open(checkpoint).build_anyway(data)
     embed_plainly(model)
     kind = adapter_of(model.float().eval())
     with atomic_folder(out) as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,6 @@ from relpos_fairseq.heads import (
     Head,
     classifier_of,
 )
-from relpos_fairseq.inference.checkpoints.loading import LANGUAGES, framing, read_trusted
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Search
 from relpos_fairseq.io.errors import UserError
@@ -58,8 +58,7 @@ from relpos_fairseq.models.building import shared_names
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
-from relpos_fairseq.plots.stacks import load_checkpoint
-from relpos_fairseq.saved_options import saved_options
+from relpos_fairseq.saved.model import LANGUAGES, SavedModel
 from relpos_fairseq.text.assets import (
     TEXT_FOLDER,
     TokenizerText,
@@ -303,9 +302,9 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
     """
     if out.exists():
         raise UserError(f"{out} exists: remove it, or name another folder")
-    state = read_trusted(checkpoint)
-    options, saved = state["cfg"], saved_options(state)
-    model, _ = load_checkpoint(checkpoint, data)
+    opened = SavedModel.open(checkpoint)
+    options, saved = copy.deepcopy(opened.state["cfg"]), opened.options
+    model, _ = opened.build_anyway(data)
     kind = next((kind for own, kind in CLASSES.items() if isinstance(model, own)), None)
     if kind is None:
         raise UserError(f"{checkpoint} holds a {type(model).__name__}: give a translation or language model")
@@ -319,12 +318,12 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
     sides = list(zip(saved.languages if len(rows) > 1 else [None], rows, strict=True))
     text, said = None, ""
     try:
-        text = find_assets(checkpoint, data, saved.data, state)
+        text = opened.find_text(data)
     except UserError as error:
         if data is not None:
             raise
         said = f"none: {error}"
-    more = framing(saved)
+    more = opened.framing
     if more == LANGUAGES:
         text, said = None, f"none: texts of {saved.task_name} have {more}, which the task alone writes"
     for language, count in sides if text else ():

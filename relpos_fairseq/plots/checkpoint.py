@@ -31,11 +31,11 @@ from relpos_fairseq.plots.stacks import (
     choose_sentence,
     find_stacks,
     further_sentences,
-    load_checkpoint,
     record_attention,
     token_names,
 )
 from relpos_fairseq.relations import DistanceRelation
+from relpos_fairseq.saved.model import SavedModel
 
 # Fields of PositionTerms (`vectors`: query_vectors and key_vectors that share a table), the meaning of each, and the
 # value that has no effect.
@@ -205,7 +205,7 @@ def draw_checkpoint(given: Any) -> None:
         raise UserError(f"--sentence {given.sentence!r}: give words, and --data for the checkpoint's dictionary")
     if given.checkpoint is None:
         raise UserError("give a checkpoint, or logs of fairseq-train with --curves")
-    model, task = load_checkpoint(given.checkpoint, given.data)
+    model, task = SavedModel.open(given.checkpoint).build_anyway(given.data)
     ready = []
     drawn = pictures(model, task, find_stacks(model, given.checkpoint), given)
     for stack, found in progress(drawn, description="draw", unit="kinds of pictures"):

@@ -1,12 +1,9 @@
-"""Load a checkpoint's stacks of layers, and record the inputs and probabilities of their attention on a sentence."""
+"""Find a model's stacks of layers, and record the inputs and probabilities of their attention on a sentence."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
-import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,25 +11,20 @@ from typing import Any
 from unittest import mock
 
 import torch
-from fairseq import checkpoint_utils
-from fairseq.dataclass.utils import overwrite_args_by_name
 from torch import Tensor, nn
 
 from relpos_fairseq.attention import AttentionInputs, attend
-from relpos_fairseq.inference.checkpoints.loading import read_trusted
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.nn import self_attention
 from relpos_fairseq.patches.training import options_of
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
-from relpos_fairseq.saved_options import saved_options
+from relpos_fairseq.saved.model import one_line
 from relpos_fairseq.terms import PositionTerms
-from relpos_fairseq.text import load_tokenizer, provenance
-from relpos_fairseq.text.assets import find_assets, tokenizer_folder
-
-_EMBEDDING = re.compile(r"embed_tokens\.(embeddings\.\d+\.0\.)?weight$")  # whole, or a part of an adaptive one
-SPECIALS = 4  # fairseq's own symbols: <s>, <pad>, </s>, <unk>
+from relpos_fairseq.text import load_tokenizer
+from relpos_fairseq.text.assets import tokenizer_folder
+from relpos_fairseq.text.dictionary import NSPECIAL
 
 
 @dataclass(frozen=True)
@@ -69,63 +61,6 @@ class Stack:
         for layer, attention in enumerate(self.attentions):
             shared = context.of_layer(layer).shared if context.parts else ()
             yield str(layer + 1), shared + attention.position.evaluate(positions).terms
-
-
-def load_checkpoint(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
-    """Load a checkpoint's model and task; without `data` or a text/ beside it they get dictionaries of the right size.
-
-    Raises:
-        UserError: the checkpoint or the data cannot be used.
-    """
-    if not checkpoint.is_file():
-        raise UserError(f"checkpoint {checkpoint} is not a file: give one that fairseq-train wrote")
-    if data is not None and not (data.is_dir() and any(data.rglob("dict*.txt"))):
-        raise UserError(f"--data {data} has no dict*.txt: give a folder of fairseq-preprocess")
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            state = read_trusted(checkpoint)
-        except ValueError as error:
-            raise UserError(one_line(error)) from error
-        place = data
-        if place is None:
-            try:
-                place = find_assets(checkpoint, None, state=state)
-            except UserError:
-                place = Path(folder)
-                stand_in(place, state)
-                state.pop(provenance.KEY, None)  # the dictionaries that stand in are no training's
-        overwrite_args_by_name(state["cfg"], {"data": str(place), "load_checkpoint_heads": True})
-        try:
-            models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
-        except Exception as error:  # whatever fairseq finds wrong, of many types
-            remedy = f"--data {data} may be another model's" if data else "give its --data"
-            raise UserError(f"checkpoint {checkpoint} does not load: {remedy} ({one_line(error)})") from error
-    return models[0].eval(), task
-
-
-def one_line(error: Exception) -> str:
-    """Return the first two lines of an error's message as one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2]) or type(error).__name__
-
-
-def stand_in(folder: Path, state: dict) -> None:
-    """Write dictionaries as large as the checkpoint's embeddings."""
-    rows: Counter = Counter()
-    for key, value in state["model"].items():
-        if _EMBEDDING.search(key):
-            rows[key.partition(".")[0]] += len(value)
-    languages = saved_options(state).languages
-    source, target = languages[0] or "source", languages[1] or "target"
-    # fairseq infers languages that it was not told from the name of any such file.
-    (folder / f"languages.{source}-{target}.txt").touch()
-    names = {"encoder": source, "decoder": target}
-    for side, count in rows.items():
-        # Tasks that mask add <mask> themselves where the dictionary lacks it.
-        words = [f"word{i}" for i in range(count - SPECIALS - 1)] + ["<mask>"]
-        text = "".join(f"{word} 1\n" for word in words)
-        for name in ("dict.txt", f"dict.{names.get(side)}.txt"):
-            (folder / name).write_text(text, encoding="utf-8")
 
 
 def find_stacks(model: nn.Module, checkpoint: Path) -> list[Stack]:
@@ -189,9 +124,9 @@ def choose_sentence(model: nn.Module, task: Any, words: str | None, length: int,
             continue
         return SentenceInput(cut_sample(sample), f"first sentence of {split}")
     generator = torch.Generator().manual_seed(1)
-    most = max(len(task.source_dictionary) - 1, SPECIALS + 1)
+    most = max(len(task.source_dictionary) - 1, NSPECIAL + 1)
     size = max(min(length, LONGEST_SENTENCE) - (1 if hasattr(model, "decoder") else 2), 0)  # `arguments` adds the ends
-    tokens = torch.randint(SPECIALS, most, (size,), generator=generator)
+    tokens = torch.randint(NSPECIAL, most, (size,), generator=generator)
     return SentenceInput(arguments(model, task, tokens), "synthetic tokens")
 
 

@@ -174,8 +174,8 @@ def read_text(folder: Path, language: str | None = None) -> Text:
             known = " and ".join(settings["languages"])
             raise UserError(f"{manifest} is of {known}, and the model asks for {language}")
         units = None if settings["bpe"] == "none" else unit_file(folder, settings["bpe"])
-        normal, known = settings.get("normalization", ""), symbols_in(folder, f"dict.{language}.txt")
-        return ParallelText(language, settings["tokenizer"], settings["bpe"], units, normal, known)
+        normal, symbols = settings.get("normalization", ""), symbols_in(folder, f"dict.{language}.txt")
+        return ParallelText(language, settings["tokenizer"], settings["bpe"], units, normal, symbols)
     if level := facts.get("level"):
         return LevelText(level, unit_file(folder, level) if level == SENTENCEPIECE else None, symbols_in(folder))
     place = tokenizer_folder(folder)

@@ -15,7 +15,7 @@ from helpers.conversion import shake
 from helpers.exported import write_checkpoint
 from relpos_fairseq.conversion.reading import read_encoder
 from relpos_fairseq.export.model_adapters import WholeModel
-from relpos_fairseq.plots.stacks import load_checkpoint
+from relpos_fairseq.saved.model import SavedModel
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *"012345678"]
 SIZES = {
@@ -92,7 +92,8 @@ def test_there_and_back(name, tmp_path):
     assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
     chosen = ["--head", head] if head else []
     made = tmp_path / "ours" / "model.pt"
-    assert head is None or head in WholeModel(load_checkpoint(made, None)[0]).heads  # as `export onnx` has it
+    opened, _ = SavedModel.open(made).build_anyway(None)  # as `export onnx` has it
+    assert head is None or head in WholeModel(opened).heads
     assert relpos("convert", made, "--to", "hf-bert", *chosen, "--out", tmp_path / "back") == 0
     back = type(model).from_pretrained(tmp_path / "back").eval()
     ids = torch.tensor([[2, 9, 12, 3], [2, 7, 20, 3]])

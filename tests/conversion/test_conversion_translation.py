@@ -17,7 +17,7 @@ from helpers.commands import relpos
 from helpers.conversion import shake
 from helpers.opennmt import SPECIAL, OpenNMT
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, Fidelity, Probe, compare_and_log
-from relpos_fairseq.plots.stacks import load_checkpoint
+from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text.assets import SentencePieceText, read_text
 
 LINES = [
@@ -100,7 +100,7 @@ def marian(folder, own_vocabularies: bool = False, **values):
 @torch.no_grad()
 def ours(folder, source, target):
     """Logits of a converted checkpoint."""
-    model, _ = load_checkpoint(folder / "model.pt", folder)
+    model, _ = SavedModel.open(folder / "model.pt").build_anyway(folder)
     return model.double()(source, None, target)[0]
 
 

@@ -29,7 +29,7 @@ from relpos_fairseq.evaluation.language_model import (
     score_with_windows,
 )
 from relpos_fairseq.inference.checkpoints.causal_lm import Continuation, Scorer, open_model
-from relpos_fairseq.inference.checkpoints.loading import PACKAGE, TASKS, read_trusted
+from relpos_fairseq.saved.model import PACKAGE, TASKS, SavedModel
 from relpos_fairseq.saved_options import WHERE
 
 # Every option of every task, at the border where fairseq's commands read them
@@ -268,7 +268,9 @@ def test_documents_that_are_missing_are_named(apart, tmp_path, capsys):
 def test_our_commands_say_what_they_replace(apart):
     """Of the task and of the model alike; where the data lie is no number, and what is the same is not replaced."""
     with captured() as said:
-        state = read_trusted(apart[0], {"data": "moved", "tokens_per_sample": 64, "mem_len": 10, "same_length": True})
+        state = SavedModel.open(
+            apart[0], {"data": "moved", "tokens_per_sample": 64, "mem_len": 10, "same_length": True}
+        ).state
     found = re.findall(r"(\S+ \S+ in place of .*)$", said.getvalue(), re.MULTILINE)
     places = "in place of the checkpoint's"
     assert sorted(found) == [f"same_length True {places} False", f"tokens_per_sample 64 {places} 8"]

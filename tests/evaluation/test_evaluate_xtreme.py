@@ -293,7 +293,7 @@ def test_another_task_s_checkpoint_is_refused(tmp_path, data, model):
     state = load(model)
     state["cfg"]["task"] = {"_name": "masked_lm", "data": "."}
     torch.save(state, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match="is no fine-tuned classifier.*masked_lm"):
+    with pytest.raises(ValueError, match="is of task masked_lm, which relpos classify does not run: use relpos fill"):
         classification.Classifier(tmp_path / "model.pt", data)
 
 

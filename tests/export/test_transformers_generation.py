@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ from relpos_fairseq.models.building import GENERATING_KINDS, build_generating
 from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
-from relpos_fairseq.plots.stacks import load_checkpoint
+from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
 LONGEST = 30
@@ -268,8 +269,8 @@ def test_the_way_back(kind, trained, tmp_path):
     model.save_pretrained(tmp_path / "saved")
     shutil.copytree(tmp_path / "out" / "text", tmp_path / "saved" / "text")
     assert relpos("convert", tmp_path / "saved", "--to", "same", "--out", tmp_path / "back") == 0
-    loaded, task = load_checkpoint(tmp_path / "back" / "model.pt", tmp_path / "back" / "text")
-    before, _ = load_checkpoint(checkpoint, None)
+    loaded, task = SavedModel.open(tmp_path / "back" / "model.pt").build_anyway(tmp_path / "back" / "text")
+    before, _ = SavedModel.open(checkpoint).build_anyway(None)
     tokens = torch.tensor([[2, 5, 6, 7], [2, 9, 4, 8]])
     given = {"input_ids": tokens, "decoder_input_ids": tokens} if len(sides) > 1 else {"input_ids": tokens}
     ours = loaded(*((tokens, None, tokens) if len(sides) > 1 else (tokens,)))[0]
@@ -295,8 +296,8 @@ def test_folders_of_earlier_versions_find_their_classes():
 
 
 def test_other_models_are_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(decoders, "load_checkpoint", lambda *unused: (torch.nn.Linear(1, 1), None))
-    monkeypatch.setattr(decoders, "read_trusted", lambda path: {"cfg": None})
+    opened = SimpleNamespace(state={"cfg": None}, options=None, build_anyway=lambda _: (torch.nn.Linear(1, 1), None))
+    monkeypatch.setattr(decoders.SavedModel, "open", lambda path: opened)
     with pytest.raises(UserError, match="a Linear: give a translation or language model"):
         decoders.export_generating(tmp_path / "xl.pt", tmp_path / "out", None)
     assert not (tmp_path / "out").exists()

@@ -12,7 +12,7 @@ from helpers.conversion import config, random_state
 from relpos_fairseq.conversion.writer import checkpoint_of
 from relpos_fairseq.models.building import build_roberta
 from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
-from relpos_fairseq.plots.stacks import load_checkpoint
+from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
 
 TEXTS = [
@@ -81,7 +81,7 @@ def hub_of(folder, model, kind):
 
 def fairseqs(checkpoint, source) -> list[str]:
     """What fairseq's beam search makes of source tokens, as far as eight symbols go."""
-    loaded, task = load_checkpoint(checkpoint, checkpoint.parent / "text")
+    loaded, task = SavedModel.open(checkpoint).build_anyway(checkpoint.parent / "text")
     words = task.target_dictionary
     search = SequenceGenerator([loaded], words, beam_size=3, max_len_b=8)
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(1)}}

@@ -20,9 +20,9 @@ from fairseq.models import fconv, wav2vec
 
 import relpos_fairseq  # noqa: F401
 from helpers import USER_DIR
-from relpos_fairseq.inference.checkpoints.loading import check_trusted
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.patches.literal_options import calls_eval, guard_modules, read_literal
+from relpos_fairseq.saved.model import check_trusted
 
 ROOT = Path(fairseq.__file__).resolve().parent
 ATTACK = "__import__('os').environ.__setitem__('RELPOS_ATTACK', '1')"

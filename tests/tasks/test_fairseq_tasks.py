@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 
 from helpers import ROOT, roberta
 from helpers import commands as cli
-from relpos_fairseq.inference.checkpoints.loading import JOBS, MULTILINGUAL
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.patches import processes
+from relpos_fairseq.saved.model import JOBS, MULTILINGUAL
 
 TINY = {
     "relpos_transformer": cli.SMALL[2:],

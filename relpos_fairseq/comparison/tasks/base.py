@@ -193,12 +193,10 @@ class Workspace:
 
     def load(self) -> tuple[Any, Any]:
         """Return the trained model, on the GPU where there is one, and its fairseq task."""
-        from fairseq import checkpoint_utils
+        from relpos_fairseq.saved.model import SavedModel
 
-        models, _, task = checkpoint_utils.load_model_ensemble_and_task(
-            [str(self.model)], arg_overrides={"data": str(self.data / "bin")}
-        )
-        return models[0].eval().to("cpu" if device() else "cuda"), task
+        model, _, task = SavedModel.open(self.model).build({"data": str(self.data / "bin")})
+        return model.to("cpu" if device() else "cuda"), task
 
     def call(self, tool: str, log: str, flags: dict) -> Fork:
         """Run a command of fairseq on the data to its end."""

@@ -1,26 +1,18 @@
-"""Load a checkpoint of a known model with its task and text; translate, fill masks and answer questions with it.
-
-A stranger's checkpoint may name any model and task that fairseq has, and some run what their options say: only this
-package's own, and fairseq's whose options are plain values, are loaded.
-"""
+"""Load a checkpoint with its task and text for a command; translate, fill masks and answer questions with it."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import checkpoint_utils, utils
-from fairseq.dataclass.utils import overwrite_args_by_name
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
-from fairseq.tasks import TASK_REGISTRY
+from fairseq import utils
 
-from relpos_fairseq.checkpoint_files import building
 from relpos_fairseq.criterions.question_answering import predictions, span_logits
 from relpos_fairseq.data.squad import Question, QuestionFile
 from relpos_fairseq.inference.translator import Hypothesis, Search
@@ -28,90 +20,13 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
 from relpos_fairseq.nn.packed import prepare
 from relpos_fairseq.patches.training import options_of
-from relpos_fairseq.saved_options import SavedOptions, saved_options, tell_replaced
+from relpos_fairseq.saved.model import MULTILINGUAL, SavedModel
+from relpos_fairseq.saved_options import SavedOptions
 from relpos_fairseq.tasks.question_answering import QuestionDataset
-from relpos_fairseq.text.assets import SymbolText, Text, TokenizerText, find_assets, read_text
-
-PACKAGE = "relpos_fairseq."
-# Models and tasks of fairseq's whose options are plain values: they run no program and evaluate no text.
-MODELS = ("lstm", "lstm_lm", "roberta", "transformer", "transformer_lm")
-TASKS = (
-    "cross_lingual_lm",
-    "denoising",
-    "language_modeling",
-    "legacy_masked_lm",
-    "masked_lm",
-    "multilingual_denoising",
-    "multilingual_language_modeling",
-    "multilingual_masked_lm",
-    "online_backtranslation",
-    "sentence_prediction",
-    "sentence_ranking",
-    "span_masked_lm",
-    "translation",
-    "translation_from_pretrained_bart",
-    "translation_lev",
-    "translation_multi_simple_epoch",
-)
-
-
-def read_trusted(path: Path | str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Read a checkpoint into memory, for a command that builds its model.
-
-    Args:
-        path: the checkpoint.
-        overrides: options that replace the checkpoint's, each of which is logged.
-
-    Raises:
-        UserError: its model or task is neither this package's nor one of MODELS and TASKS.
-    """
-    with building(path):
-        state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-        check_trusted(state, path)
-        state.pop("last_optimizer_state", None)  # twice the size of the model, which is built next
-        saved = saved_options(state)
-        tell_replaced(saved.model | saved.task, overrides or {})
-        overwrite_args_by_name(state["cfg"], overrides or {})
-    return state
-
-
-def check_trusted(state: dict[str, Any], path: Path | str) -> None:
-    """Raise the errors of `read_trusted` for a checkpoint that is loaded already."""
-    saved = saved_options(state)
-    if saved is None or not state.get("cfg"):
-        raise UserError(f"{path} holds no options of a model: it is no checkpoint of fairseq-train")
-    state["args"] = None  # fairseq prefers them to the config, which it has made from them
-    name = saved.model_name
-    if not _is_known(ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name), MODELS, MODEL_REGISTRY):
-        raise UserError(
-            f"{path} holds a model {name!r}: only relpos_fairseq's own and fairseq's {', '.join(MODELS)} are loaded"
-        )
-    name = saved.task_name
-    if not _is_known(TASK_REGISTRY.get(name), TASKS, TASK_REGISTRY):
-        raise UserError(
-            f"{path} is of task {name!r}: only relpos_fairseq's own and fairseq's {', '.join(TASKS)} are loaded"
-        )
-
-
-def _is_known(kind: type | None, names: tuple[str, ...], registry: Mapping[str, type]) -> bool:
-    """Return True if a class is this package's, or registered under one of the names."""
-    return kind is not None and (kind.__module__.startswith(PACKAGE) or kind in [registry.get(n) for n in names])
-
+from relpos_fairseq.text.assets import SymbolText, Text, TokenizerText, read_text
 
 logger = logging.getLogger(__name__)
-MULTILINGUAL = "translation_multi_simple_epoch"  # whose checkpoints translate between several languages
 Languages = tuple[str | None, str | None]  # the source's and the target's
-JOBS = {
-    **dict.fromkeys(("translation", "translation_from_pretrained_bart", MULTILINGUAL), "relpos translate"),
-    **dict.fromkeys(
-        ("language_modeling", "segment_language_modeling", "multilingual_language_modeling"), "relpos sample"
-    ),
-    **dict.fromkeys(("masked_lm", "multilingual_masked_lm"), "relpos fill"),
-    "question_answering": "relpos answer",
-    "sentence_prediction": "relpos classify",
-}
-NAMED = ("translation_from_pretrained_bart", "online_backtranslation")  # whose texts name their language
-LANGUAGES, BEGUN = "symbols of languages", "<s> before them"  # what `framing` returns
 ENDLESS = 10**6  # positions: fairseq's own large numbers are above it
 
 
@@ -154,28 +69,20 @@ def load(
         path: the checkpoint.
         data: its data folder; None: the text beside the checkpoint.
         cpu: use no GPU.
-        command: a value of JOBS.
+        command: a value of `saved.model.JOBS`.
         quantization: `int8`, `bf16`, or None.
         languages: the source's and the target's, of a checkpoint that translates between several.
 
     Raises:
-        UserError: there is no such file, another command runs the model, dictionaries are missing, or the checkpoint
+        UserError: another command runs the model, dictionaries are missing, or the checkpoint
             does not translate between the languages.
     """
-    if not path.is_file():
-        raise UserError(f"{path} is not a file")
-    state = read_trusted(path)
-    saved = saved_options(state)
-    name = saved.task_name
-    if JOBS.get(name) != command:
-        instead = f": use {JOBS[name]}" if name in JOBS else ""
-        raise UserError(f"{path} is of task {name}, which {command} does not run{instead}")
-    folder = find_assets(path, data, saved.data, state)
-    chosen = _languages(path, saved, languages)
+    saved = SavedModel.open(path)
+    saved.require(command)
+    folder, chosen = saved.find_text(data), _languages(path, saved.options, languages)
     overrides = {"data": str(folder), "tokenizer_folder": "", "eval_bleu": False}
     overrides |= {f"{side}_lang": one for side, one in zip(("source", "target"), chosen, strict=True) if one}
-    overwrite_args_by_name(state["cfg"], overrides)  # fairseq forgets them where it gets a state
-    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], state=state)
+    model, cfg, task = saved.build(overrides)
     device = "cuda" if torch.cuda.is_available() and not cpu else "cpu"
     source, target = (read_text(folder, language) for language in chosen)
     if isinstance(source, SymbolText):
@@ -184,8 +91,7 @@ def load(
             "symbols of its dict.txt, joined by spaces",
             folder,
         )
-    model = models[0].eval().to(device)
-    prepare(model, quantization)
+    prepare(model.to(device), quantization)
     return Trained(model, cfg, task, folder, source, target)
 
 
@@ -210,20 +116,6 @@ def _languages(path: Path, saved: SavedOptions, asked: Languages) -> Languages:
         if one not in known:
             raise UserError(f"{path} has no language {one}: {named}")
     return asked
-
-
-def framing(saved: SavedOptions) -> str | None:
-    """Return what the texts of a checkpoint's task have beside their words and </s>, which the task alone writes.
-
-    These are LANGUAGES, which the task adds to the dictionary, BEGUN, or None.
-    """
-    name = saved.task_name
-    begun = {"denoising", "multilingual_denoising", "span_masked_lm"}
-    if saved.task.get("add_lang_token") or name in {MULTILINGUAL, *NAMED}:
-        return LANGUAGES
-    if name == "multilingual_language_modeling" and saved.task.get("add_bos_token"):
-        return LANGUAGES
-    return BEGUN if name in begun else None
 
 
 def longest(limit: Any) -> int | None:

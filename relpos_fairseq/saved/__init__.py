@@ -1,0 +1,1 @@
+"""What training or `relpos convert` saved, opened by every command in one way."""
