@@ -155,10 +155,7 @@ def read_folder(path: Path) -> Folder:
     """
     keys = read_config(path)
     config = Recorded(keys)
-    kind = config.get("model_type")
-    if kind not in FAMILIES:
-        raise ConversionError(f"{path}/config.json says model_type {kind!r}: only {', '.join(FAMILIES)} are converted")
-    family = FAMILIES[kind]
+    family = FAMILIES[config["model_type"]]
     head = head_of(config, str(path))
     if family.name.startswith(DISENTANGLED):
         hf_deberta.read_config(config)

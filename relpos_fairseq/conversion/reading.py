@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from relpos_fairseq.conversion import exported
 from relpos_fairseq.conversion.checkpoints import from_checkpoint, read_file
 from relpos_fairseq.conversion.config_keys import read_config
+from relpos_fairseq.conversion.huggingface_folder import FAMILIES
 from relpos_fairseq.conversion.huggingface_import import read_huggingface
 from relpos_fairseq.conversion.marian import MARIAN, read_marian
 from relpos_fairseq.conversion.opennmt import read_opennmt
@@ -29,12 +33,10 @@ def read(path: Path, data: Path | None = None, length: int | None = None) -> Sou
         ConversionError: it is absent, truncated, or no model that is converted here, or `data` says nothing of it.
     """
     path = _model_in(path)
-    if is_original_xl(path):
-        return read_original_xl(path, data)
-    source = _read(path, length)
+    source = _read(path, data, length)
     if isinstance(source, EncoderSource) and source.vocabulary is None:
         return _with_text(source, data)
-    if data is not None:
+    if data is not None and not is_original_xl(path):
         raise ConversionError(f"--data {data}: {path} has its own vocabulary: leave it out")
     return source
 
@@ -45,24 +47,77 @@ def read_encoder(path: Path) -> EncoderSource:
     Raises:
         ConversionError: as `read`, or the model generates.
     """
-    source = _read(_model_in(path), None)
+    source = _read(_model_in(path), None, None)
     if not isinstance(source, EncoderSource):
         raise ConversionError(f"{path} holds a model that generates: give a RoBERTa or BERT")
     return source
 
 
-def _read(path: Path, length: int | None) -> Source:
-    if not path.is_dir():
-        checkpoint = read_file(path)
-        opennmt = {"vocab", "opt"} <= checkpoint.keys()
-        return read_opennmt(path, checkpoint, length) if opennmt else from_checkpoint(checkpoint, path)
-    config = read_config(path)
-    kind = config.get("model_type")
-    if kind == MARIAN:
-        return read_marian(path, config, length)
-    if kind in exported.GENERATING_TYPES:
-        return exported.read_exported_generating(path, config)
-    return exported.read_exported_roberta(path, config) if kind == exported.ROBERTA_TYPE else read_huggingface(path)
+def _read(path: Path, data: Path | None, length: int | None) -> Source:
+    """Read a model by the one format that knows it.
+
+    Raises:
+        ConversionError: none does; the error lists all.
+    """
+    if path.is_dir():
+        content = read_config(path)
+    else:  # what the original code wrote cannot be unpickled without it
+        content = {} if is_original_xl(path) else read_file(path)
+    for one in FORMATS:
+        if one.recognises(path, content):
+            return one.read(path, content, data, length)
+    said = f"says model_type {content.get('model_type')!r}" if path.is_dir() else "holds no model"
+    raise ConversionError(f"{path} {said}, and is none of what is read here: {'; '.join(one.name for one in FORMATS)}")
+
+
+Content = dict[str, Any]  # of a folder's config.json, or of a file
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file or folder; of each model at most one recognises it."""
+
+    name: str  # in the error that lists all
+    recognises: Callable[[Path, Content], bool]
+    read: Callable[[Path, Content, Path | None, int | None], Source]
+
+
+def _says(*kinds: str) -> Callable[[Path, Content], bool]:
+    """Return whether a folder's config.json has one of the model_types."""
+    return lambda path, config: path.is_dir() and config.get("model_type") in kinds
+
+
+def _is_opennmt(path: Path, content: Content) -> bool:
+    return path.is_file() and {"vocab", "opt"} <= content.keys()
+
+
+def _is_fairseq(path: Path, content: Content) -> bool:
+    return path.is_file() and "model" in content and not _is_opennmt(path, content)
+
+
+FORMATS = (
+    Format(f"{', '.join(FAMILIES)} of transformers", _says(*FAMILIES), lambda path, *_: read_huggingface(path)),
+    Format(
+        f"{MARIAN} of transformers", _says(MARIAN), lambda path, config, _, length: read_marian(path, config, length)
+    ),
+    Format(
+        "RoBERTas of `relpos export transformers`",
+        _says(exported.ROBERTA_TYPE),
+        lambda path, config, *_: exported.read_exported_roberta(path, config),
+    ),
+    Format(
+        "models of it that generate",
+        _says(*exported.GENERATING_TYPES),
+        lambda path, config, *_: exported.read_exported_generating(path, config),
+    ),
+    Format("RoBERTas of fairseq's and ours", _is_fairseq, lambda path, state, *_: from_checkpoint(state, path)),
+    Format("checkpoints of OpenNMT-py", _is_opennmt, lambda path, state, _, length: read_opennmt(path, state, length)),
+    Format(
+        "model.pt of Transformer-XL's released code",
+        lambda path, _: is_original_xl(path),
+        lambda path, _, data, __: read_original_xl(path, data),
+    ),
+)
 
 
 def _model_in(path: Path) -> Path:

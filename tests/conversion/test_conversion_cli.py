@@ -12,8 +12,10 @@ import torch
 from helpers.commands import call, load, relpos
 from helpers.conversion import ROWS, fairseq_roberta, model_of
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
+from relpos_fairseq.conversion.exported import GENERATING_TYPES, ROBERTA_TYPE
+from relpos_fairseq.conversion.huggingface_folder import FAMILIES
 from relpos_fairseq.conversion.on_load import prepare
-from relpos_fairseq.conversion.reading import read_encoder
+from relpos_fairseq.conversion.reading import FORMATS, read_encoder
 from relpos_fairseq.conversion.report import Probe, outputs_of
 from relpos_fairseq.models.building import build_roberta
 
@@ -142,7 +144,7 @@ def test_bad_input_is_one_line(command, plain, tmp_path, capsys):
     out = ("--out", tmp_path / "out")
     cases = [
         ((short, "--to", "m4", *out), "is truncated or no checkpoint: copy it again"),
-        ((other, "--to", "m4", *out), "is no fairseq checkpoint: it holds no model"),
+        ((other, "--to", "m4", *out), "other.pt holds no model, and is none of what is read here: bert, "),
         ((tmp_path / "absent.pt", "--to", "m4", *out), "does not exist"),
         ((tmp_path / "empty", "--to", "m4", *out), "has no config.json"),
         ((path, "--to", "m4", "--out", path), "would be overwritten"),
@@ -287,3 +289,19 @@ def test_flags_that_contradict_the_checkpoint_are_named(packed, pretrained, tmp_
             prepare_for(pretrained["plain"], position_scheme="m4", **changes)
     with pytest.raises(ValueError, match="is a folder: give the model.pt in it"):
         train(packed, tmp_path / "run", 16, "--finetune-from-model", tmp_path)
+
+
+@pytest.mark.parametrize("kind", [*FAMILIES, "marian", ROBERTA_TYPE, *GENERATING_TYPES, "mbart", None])
+def test_one_format_at_most_recognises_a_folder(kind, tmp_path):
+    found = [one.name for one in FORMATS if one.recognises(tmp_path, {"model_type": kind, "model": {}, "vocab": 1})]
+    assert len(found) == (kind not in ("mbart", None))
+
+
+@pytest.mark.parametrize("keys", [("model",), ("model", "vocab", "opt"), ("vocab", "opt"), ("model", "vocab"), ()])
+def test_one_format_at_most_recognises_a_file(keys, tmp_path):
+    file = tmp_path / "model.pt"
+    file.write_bytes(b"")
+    found = [one.name for one in FORMATS if one.recognises(file, dict.fromkeys((*keys, "model_type"), "bert"))]
+    assert found == (
+        ["checkpoints of OpenNMT-py"] if "opt" in keys else ["RoBERTas of fairseq's and ours"] if keys else []
+    )

@@ -395,7 +395,10 @@ def test_sharded_and_pickled_weights_are_the_same(saved, tmp_path):
 BROKEN = [
     (lambda f: (f / "config.json").unlink(), "holds no|no config.json|missing"),
     (lambda f: (f / "config.json").write_text("{"), "config.json is not the JSON"),
-    (lambda f: _config(f, model_type="gpt2"), "only bert, roberta, .*, deberta-v2 are converted"),
+    (
+        lambda f: _config(f, model_type="gpt2"),
+        "model_type 'gpt2', and is none of .* bert, roberta, .*; marian of .*; checkpoints of OpenNMT",
+    ),
     (lambda f: _config(f, num_hidden_layers=3), "lacks 17 tensors|lacks .* tensors"),
     (lambda f: _config(f, num_hidden_layers=1), "tensors that no bert has here"),
     (lambda f: _config(f, vocab_size=50), r"word_embeddings.weight is \(40, 16\)"),
