@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fairseq.modules.quantization.scalar.modules import IntLinear
 from torch import Tensor, nn
 
 from relpos_fairseq.calls import layer_terms
@@ -195,6 +196,9 @@ def _refuse(model: nn.Module) -> None:
     problems = {
         "adaptive softmax": decoder.adaptive_softmax is not None,
         "a projection of its embeddings, of --quant-noise-pq": decoder.quant_noise is not None,
+        "weights and outputs that it rounds, of --quant-noise-scalar": any(
+            isinstance(part, IntLinear) for part in model.modules()
+        ),
         "no cross-attention": any(layer.encoder_attn is None for layer in decoder.layers),
         "narrower inputs or outputs of the decoder": decoder.project_in_dim is not None
         or decoder.project_out_dim is not None,

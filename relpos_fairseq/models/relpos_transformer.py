@@ -102,14 +102,16 @@ class RelPosTransformerModel(AdaptiveModel, TransformerModelBase):
         """Build the model from the flat config.
 
         Raises:
-            ValueError: a position flag that is wrong or does not apply, or segments asked of a
-                task that has none.
+            ValueError: a position flag that is wrong or does not apply, segments asked of a
+                task that has none, or an adaptive softmax that is to share adaptive inputs.
         """
         config = nested(cfg)
         if config.segment_encoding != "none":
             raise ValueError(
                 f"--segment-encoding {config.segment_encoding}: translation supplies no segments; leave it at none"
             )
+        if config.adaptive_softmax_cutoff and config.tie_adaptive_weights:
+            raise ValueError("--tie-adaptive-weights shares adaptive inputs, which translation has not: leave it out")
         if config.adaptive_softmax_cutoff and cfg.share_decoder_input_output_embed and not cfg.share_all_embeddings:
             logger.warning("--share-decoder-input-output-embed shares nothing: an adaptive softmax has its own weights")
         return super().build_model(config, task)

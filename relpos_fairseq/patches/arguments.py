@@ -17,6 +17,7 @@ from dataclasses import fields
 from typing import Any
 
 from fairseq.dataclass.configs import GenerationConfig
+from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from omegaconf import OmegaConf
 
@@ -68,6 +69,8 @@ def parse_args_and_arch(
             modify_parser(parser)
         known = {action.dest for action in parser._actions}
         parser.set_defaults(**{name: value for name, value in (saved | overrides).items() if name in known})
+        for action in parser._actions:  # the criterion's are the checkpoint's
+            action.required = action.required and not action.option_strings
 
     parsed = original(parser, input_args, parse_known, modify_parser=modify if saved else modify_parser)
     known = parsed[0] if parse_known else parsed
@@ -150,7 +153,8 @@ def evaluated_task(parser: argparse.ArgumentParser, given: Sequence[str] | None)
     """Return the task and its options of the checkpoint that a command evaluates, and other defaults of flags.
 
     These are what --model-overrides replaces, and the checkpoint's architecture and criterion, whose options the task's
-    refer to, and which a command takes from the checkpoint whatever their flags say.
+    refer to, and which a command takes from the checkpoint whatever their flags say. A criterion that is not registered
+    here is left out: translations and eval-lm need none.
 
     Both are empty for another command, another model than ours, and a file that is refused where it is loaded.
     """
@@ -175,7 +179,8 @@ def evaluated_task(parser: argparse.ArgumentParser, given: Sequence[str] | None)
             OmegaConf.merge(OmegaConf.structured(kind), found)
     replaced = {name: overrides[name] for name in found if name in overrides} | {"arch": saved.model_name}
     criterion = plain((state.get("cfg") or {}).get("criterion") or {}).get("_name")
-    return found | {"task": saved.task_name}, replaced | ({"criterion": criterion} if criterion else {})
+    is_here = criterion in REGISTRIES["criterion"]["registry"]
+    return found | {"task": saved.task_name}, replaced | ({"criterion": criterion} if is_here else {})
 
 
 def refuse_given(given: Sequence[str]) -> None:

@@ -265,13 +265,28 @@ def emulate_int8_histogram(original, w, scale=None, zero_point=None, bits=8):
 
 
 def adaptive_loss(original, self, model, sample, reduce=True):
-    """Say what a model without an adaptive softmax lacks, where fairseq asserts it."""
-    if getattr(getattr(model, "decoder", None), "adaptive_softmax", None) is None:
+    """Score every token: fairseq takes the second word of each band after the first, which is its 1, for padding.
+
+    Says what a model without an adaptive softmax lacks, where fairseq asserts it.
+    """
+    softmax = getattr(getattr(model, "decoder", None), "adaptive_softmax", None)
+    if softmax is None:
         raise ValueError(
             "--criterion adaptive_loss needs a model with --adaptive-softmax-cutoff, which this one has not: give it, "
             "or --criterion cross_entropy"
         )
-    return original(self, model, sample, reduce)
+    if not reduce:
+        return original(self, model, sample, reduce)
+    output = model(**sample["net_input"])
+    targets = model.get_targets(sample, output)
+    tokens, loss = int(targets.ne(self.padding_idx).sum()), output[0].new_zeros(1)
+    for band, (scores, wanted) in enumerate(zip(*softmax(output[0], targets.view(-1)), strict=True)):
+        if wanted is not None:
+            ignored = {} if band else {"ignore_index": self.padding_idx}
+            loss = loss + F.cross_entropy(scores, wanted, reduction="sum", **ignored)
+    size = len(targets) if self.sentence_avg else tokens
+    counted = {"loss": loss.data, "ntokens": tokens, "nsentences": len(targets), "sample_size": size}
+    return loss, size, counted
 
 
 def allow_adaptive_loss_on_one_process() -> None:

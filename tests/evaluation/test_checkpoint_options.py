@@ -110,6 +110,18 @@ def test_models_of_fairseq_and_flags_of_a_training_are_left_alone(tmp_path):
         options.parse_args_and_arch(options.get_validation_parser(), ["DATA", "--path", str(tmp_path / "c.pt")])
 
 
+@pytest.mark.parametrize("command", PARSERS)
+def test_a_criterion_of_another_program_stops_no_evaluation(command, tmp_path):
+    """Nor one whose flags a training must give: the command takes them from the checkpoint."""
+    for name, taken in (("of_another_program", "cross_entropy"), ("composite_loss", "composite_loss")):
+        path = checkpoint(tmp_path / f"{name}.pt", "translation", {})
+        torch.save(torch.load(path) | {"cfg": torch.load(path)["cfg"] | {"criterion": {"_name": name}}}, path)
+        given = ["DATA", "--user-dir", str(USER_DIR), "--path", str(path)]
+        assert options.parse_args_and_arch(PARSERS[command](), given).criterion == taken
+    with pytest.raises(SystemExit):
+        options.parse_args_and_arch(PARSERS[command](), given[1:])  # without its data
+
+
 @pytest.mark.parametrize("text", ["[1]", "{'x':", "dropout=0.1"])
 def test_model_overrides_are_a_dict(text, tmp_path):
     with pytest.raises(ValueError, match=r"--model-overrides .*: give a dict, such as \"{'dropout': 0.1}\""):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from export.test_transformers_generation import ending
+from fairseq.quantization_utils import quantize_model_scalar
 from fairseq.sequence_generator import SequenceGenerator
 
 from helpers.commands import relpos, train
@@ -189,6 +190,9 @@ def test_other_parts_are_refused(tmp_path):
         difference(trained(position_scheme="none", no_cross_attention=True), tmp_path)
     with pytest.raises(UserError, match="a projection of its embeddings, of --quant-noise-pq"):
         difference(trained(position_scheme="none", quant_noise_pq=0.1), tmp_path)
+    rounding = quantize_model_scalar(trained(position_scheme="none"), SimpleNamespace(quant_noise_scalar=0.1))
+    with pytest.raises(UserError, match="that it rounds, of --quant-noise-scalar"):
+        difference(rounding, tmp_path)
     with pytest.raises(UserError, match="no relpos_transformer"):
         ct2.write(SimpleNamespace(decoder=None), None, None, tmp_path, None)
 

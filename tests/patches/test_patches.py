@@ -326,6 +326,33 @@ def test_adaptive_loss_needs_a_cutoff() -> None:
             criterion(model, {})
 
 
+@pytest.mark.parametrize("sentence_avg", [False, True])
+def test_adaptive_loss_scores_every_word(sentence_avg: bool) -> None:
+    """The loss is that of the model's own probabilities; the word that is 1 in its band is no padding, padding is."""
+    from types import SimpleNamespace
+
+    from fairseq.criterions.adaptive_loss import AdaptiveLoss
+    from fairseq.modules import AdaptiveSoftmax
+
+    torch.manual_seed(1)
+    softmax = AdaptiveSoftmax(12, 8, [4, 8], dropout=0.0).eval()
+    criterion = AdaptiveLoss(SimpleNamespace(target_dictionary=SimpleNamespace(pad=lambda: 1)), sentence_avg)
+    features, targets = torch.randn(2, 6, 8), torch.tensor([[2, 5, 9, 4, 11, 3], [9, 5, 2, 1, 1, 1]])
+
+    class Model:
+        decoder = SimpleNamespace(adaptive_softmax=softmax)
+        get_targets = staticmethod(lambda sample, output: sample["target"])
+
+        def __call__(self) -> tuple:
+            return (features,)
+
+    loss, size, counted = criterion(Model(), {"net_input": {}, "target": targets})
+    scores = softmax.get_log_prob(features, None).gather(2, targets.unsqueeze(2)).squeeze(2)
+    assert loss.shape == (1,) and torch.allclose(loss, -scores[targets != 1].sum())
+    assert (size, counted["ntokens"], counted["nsentences"]) == (2 if sentence_avg else 9, 9, 2)
+    assert counted["loss"] == loss and counted["sample_size"] == size
+
+
 @pytest.mark.parametrize("suffix", ["", "-shard0"])
 def test_a_checkpoint_to_restore_is_there(tmp_path, suffix: str) -> None:
     """Training from scratch is nothing that a wrong name may do; the default name may be of a first start."""

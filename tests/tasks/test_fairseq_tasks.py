@@ -260,6 +260,13 @@ def test_an_adaptive_softmax_has_its_criterion(criterion, data, tmp_path):
         cli.call("train", *given, "--criterion", criterion, "--adaptive-softmax-cutoff", "8")
 
 
+def test_translation_has_no_adaptive_inputs_to_share(data, tmp_path):
+    given = [data["pair"], "--user-dir", cli.USER_DIR, "--save-dir", tmp_path, *cli.SMALL[:-1], *TRAIN]
+    given += ["--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "8", "--tie-adaptive-weights"]
+    with pytest.raises(ValueError, match="--tie-adaptive-weights shares adaptive inputs, which translation has not"):
+        cli.call("train", *given)
+
+
 @pytest.mark.parametrize("arch", ["relpos_transformer", "transformer"])
 @pytest.mark.parametrize("share", ["--share-decoder-input-output-embed", "--share-all-embeddings"])
 def test_an_adaptive_softmax_beside_a_shared_embedding_is_resumed(arch, share, data, tmp_path, caplog):
