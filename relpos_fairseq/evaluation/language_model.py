@@ -116,7 +116,8 @@ def load_subject(
     state, saved = opened.state, opened.options
     if more := opened.framing:
         raise ValueError(f"{checkpoint}: texts of --add-bos-token have {more}: use fairseq-eval-lm, which writes them")
-    if languages := sorted(path.parent.name for path in data.glob(f"*/{split}.idx")):
+    languages = sorted(path.parent.name for path in data.glob(f"*/{split}.idx"))
+    if languages and not (data / f"{split}.idx").is_file():
         raise ValueError(f"--data {data} holds texts of {', '.join(languages)}: give the folder of one of them")
     _override(state["cfg"], overrides or {})
     tell_replaced(saved.task, STREAM)

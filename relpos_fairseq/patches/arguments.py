@@ -76,6 +76,8 @@ def parse_args_and_arch(
     known = parsed[0] if parse_known else parsed
     refuse_copies(known)
     refuse_misfit(known, {} if saved else NEEDS)
+    if saved:
+        refuse_model_flags(parser, arguments)
     if saved and not getattr(parser, "asks_again", False):
         tell_replaced(saved, vars(known))
     return parsed
@@ -107,6 +109,15 @@ def refuse_misfit(args: argparse.Namespace, needs: dict[str, dict[str, str]] = N
             raise ValueError(f"--{name.replace('_', '-')} must be a finite number, got {value}")
     if missing := [flag for name, flag in needs.get(task, {}).items() if not getattr(args, name, None)]:
         raise ValueError(f"--task {task} needs {' and '.join(missing)}")
+
+
+def refuse_model_flags(parser: argparse.ArgumentParser, given: Sequence[str]) -> None:
+    """Raise a ValueError for a model's flag where no --arch is given: the checkpoint's model is evaluated."""
+    groups = [group for group in parser._action_groups if group.title == "Model-specific configuration"]
+    flags = {flag for group in groups for action in group._group_actions for flag in action.option_strings}
+    for word in given if "--arch" not in given else ():
+        if (flag := word.split("=")[0]) in flags:
+            raise ValueError(f"{flag}: the model is that of the checkpoint; leave the flag out")
 
 
 def refuse_values(parser: argparse.ArgumentParser, given: Sequence[str]) -> None:

@@ -110,6 +110,15 @@ def test_models_of_fairseq_and_flags_of_a_training_are_left_alone(tmp_path):
         options.parse_args_and_arch(options.get_validation_parser(), ["DATA", "--path", str(tmp_path / "c.pt")])
 
 
+@pytest.mark.parametrize("flag", [["--position-scheme", "rope"], ["--position-scheme=rope"], ["--encoder-layers", "2"]])
+def test_a_flag_of_the_model_is_no_flag_of_an_evaluation(flag, tmp_path):
+    given = ["DATA", "--user-dir", str(USER_DIR), "--path", str(checkpoint(tmp_path / "a.pt", "translation", {}))]
+    parser = options.get_generation_parser()
+    parser.add_argument("--arch", default="wav2vec2")  # as fairseq-generate does
+    with pytest.raises(ValueError, match=f"{flag[0].split('=')[0]}: the model is that of the checkpoint"):
+        options.parse_args_and_arch(parser, [*given, *flag])
+
+
 @pytest.mark.parametrize("command", PARSERS)
 def test_a_criterion_of_another_program_stops_no_evaluation(command, tmp_path):
     """Nor one whose flags a training must give: the command takes them from the checkpoint."""

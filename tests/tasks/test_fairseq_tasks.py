@@ -168,6 +168,10 @@ def test_a_language_model_of_several_languages_is_evaluated(data, tmp_path, caps
     assert "holds texts of src, tgt: give the folder of one of them" in capsys.readouterr().err
     assert cli.relpos("evaluate", "lm", checkpoint, "--data", data["languages"] / "src") == 0
     assert "window 16" in capsys.readouterr().out
+    own = tmp_path / "own"  # with a split of its own, whatever lies in its subfolders
+    shutil.copytree(data["languages"] / "src", own)
+    shutil.copytree(data["languages"] / "tgt", own / "more")
+    assert cli.relpos("evaluate", "lm", checkpoint, "--data", own) == 0
     cli.call("train", *given[:-1], "--add-bos-token", "--save-dir", tmp_path / "bos", "--max-update", "1")
     assert cli.relpos("evaluate", "lm", tmp_path / "bos" / checkpoint.name, "--data", data["languages"] / "src") == 2
     assert "--add-bos-token have symbols of languages" in capsys.readouterr().err
