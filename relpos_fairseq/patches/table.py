@@ -1,7 +1,7 @@
 """The table of patches: which functions of fairseq are replaced, and by what.
 
 `README.md` says what goes wrong without each.  A patch acts where fairseq fails, loses data or is silent, and
-changes no number that any other model computes.
+changes no number that any other model computes, but a loss that leaves tokens out (`adaptive_loss`).
 """
 
 from __future__ import annotations
