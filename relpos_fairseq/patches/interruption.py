@@ -7,6 +7,7 @@ second signal ends it at once.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -53,9 +54,15 @@ def _kept() -> Iterator[None]:
         for signum, handler in before.items():
             signal.signal(signum, handler)
 
+    owner = os.getpid()
+
     def keep(signum: int, frame: object) -> None:
         restore()
-        _received.append(signum)
+        if os.getpid() == owner:
+            _received.append(signum)
+        else:  # a worker that was just forked: one that outlives its signal is waited for without end
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
 
     _received.clear()
     for signum in before:

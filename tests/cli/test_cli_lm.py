@@ -42,7 +42,7 @@ MODELS = {
     ],
     "pope": ["--arch", "relpos_transformer_lm_tiny", "--position-scheme", "pope"],
     "xpos": ["--arch", "relpos_transformer_lm_tiny", "--position-scheme", "xpos"],
-    "xl": ["--arch", "relpos_transformer_xl_wt103_base", *ADAPTIVE, "--lr-scheduler", "cosine"],
+    "xl": ["--arch", "relpos_transformer_xl_wt103_base", *ADAPTIVE, "--lr-scheduler", "cosine", "--max-update", "200"],
 }
 
 

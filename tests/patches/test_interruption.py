@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -119,3 +121,20 @@ def test_a_training_that_saves_nothing_says_so(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(SystemExit, match="143"):
         interruption.validate_and_save(None, SimpleNamespace(checkpoint=None), trainer, None, None, [], False)
     assert capsys.readouterr().err == "interrupted after 7 updates; nothing is saved (--no-save)\n"
+
+
+def test_a_worker_that_a_training_has_begun_ends_by_its_signal():
+    """Python waits for it at its end; torch sets a worker's own handlers a while after its fork."""
+    here, there = multiprocessing.Pipe()
+
+    def work() -> None:
+        there.send("begun")
+        time.sleep(60)
+
+    with interruption._kept():
+        worker = multiprocessing.get_context("fork").Process(target=work, daemon=True)
+        worker.start()
+        here.recv()
+        worker.terminate()
+        worker.join(30)
+        assert worker.exitcode == -signal.SIGTERM and not interruption._received

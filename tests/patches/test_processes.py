@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -138,8 +139,7 @@ for _ in range(20):
 
 def test_a_training_leaves_no_temporary_folder(corpus: Corpus, tmp_path: Path) -> None:
     """A worker's batches go through a socket in a temporary folder, and training ends before its data do."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
     given = cli.train_arguments(corpus, tmp_path / "out", *STILL, "--num-workers", "1")
-    cli.command("fairseq-train", *given, TMPDIR=str(temporary))
-    assert not list(temporary.glob("pymp-*"))
+    with tempfile.TemporaryDirectory() as temporary:  # a socket's path has 107 bytes at most
+        cli.command("fairseq-train", *given, TMPDIR=temporary)
+        assert not list(Path(temporary).glob("pymp-*"))
