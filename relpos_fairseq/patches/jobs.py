@@ -7,6 +7,7 @@ it is done where a training begins, for every recipe and launcher.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import multiprocessing
@@ -24,7 +25,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from relpos_fairseq.patches.processes import running
+from relpos_fairseq.patches.processes import end_readers, running
 
 logger = logging.getLogger(__name__)
 LONGEST = 200  # bytes of a job's name: a file system takes 255, and what writes a file adds to them
@@ -42,7 +43,12 @@ def begin(original: Any, cfg: DictConfig) -> None:
 
 
 def forget() -> None:
-    """Reset what fairseq keeps of a training outside its objects; `metrics` it resets itself."""
+    """Reset what fairseq keeps of a training outside its objects; `metrics` it resets itself.
+
+    Its threads that read ahead end, and its readers go: a worker that is forked beside them would take them apart.
+    """
+    end_readers()
+    gc.collect()
     train = running("fairseq_cli.train")
     keepers = [checkpoint_utils.save_checkpoint, getattr(train, "should_stop_early", None)]
     for keeper in filter(None, [*keepers, distributed.get_global_group]):

@@ -152,13 +152,13 @@ def create_consumer(original, self):
     if getattr(self._iterable, "num_workers", 0) > 0:
         get_temp_dir()
     if not _readers:
-        atexit.unregister(_end_readers)
-        atexit.register(_end_readers)
+        atexit.unregister(end_readers)
+        atexit.register(end_readers)
     original(self)
     _readers.add(self._consumer)
 
 
-def _end_readers() -> None:
+def end_readers() -> None:
     """Let each thread end after the batch that it reads, for which its queue must have room."""
     until = time.monotonic() + READ_AHEAD
     for reader in list(_readers):

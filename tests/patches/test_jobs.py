@@ -12,6 +12,7 @@ import fairseq_cli.hydra_train  # noqa: F401  a process that it starts for a GPU
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data.iterators import BufferedIterator
 from fairseq.logging import metrics, progress_bar
 from fairseq_cli import train
 from hydra.core.hydra_config import HydraConfig
@@ -23,7 +24,7 @@ import relpos_fairseq  # noqa: F401
 from helpers import ROOT, USER_DIR, recipes
 from helpers import commands as cli
 from helpers.commands import Corpus
-from relpos_fairseq.patches.jobs import begin, name_of
+from relpos_fairseq.patches.jobs import begin, forget, name_of
 
 RECIPES = sorted(
     path for path in ROOT.glob("examples/*/config/**/*.yaml") if "ot launched itself" not in path.read_text()
@@ -184,6 +185,15 @@ def test_a_training_begins_anew(corpus: Corpus, tmp_path: Path, monkeypatch: pyt
     assert saved["best"] == saved["val_loss"] > 0 and saved["train_iterator"]["epoch"] == 3
     assert "early stop" not in said and "left_over" not in said
     assert closed and not writers and logs[0].read_text() == before and "done training" in logs[1].read_text()
+
+
+def test_no_thread_of_a_training_reads_on_in_the_next() -> None:
+    """One that waits for room in its queue, as after `--max-update`."""
+    reader = BufferedIterator(1, list(range(100)))
+    next(reader)
+    assert reader._consumer.is_alive()
+    forget()
+    assert not reader._consumer.is_alive()
 
 
 def test_a_program_that_is_the_module_is_patched(corpus: Corpus, tmp_path: Path) -> None:
