@@ -44,7 +44,7 @@ def connect_ours() -> None:
     """Let fairseq's tasks and trainer serve our models; nothing changes for any other."""
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
-    from relpos_fairseq.conversion import on_load
+    from relpos_fairseq.formats import on_load
     from relpos_fairseq.inference.checkpoints import hooks
     from relpos_fairseq.models.pruning import prune_before_building
     from relpos_fairseq.patches.training import keep_bf16_off_tpu

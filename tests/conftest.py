@@ -167,7 +167,7 @@ def _wait_for_this_disks_clock() -> None:
 
 def _open_folders_warm() -> None:
     """The program that opens folders begins as `warm.Popen` does: a dozen tests have one of their own."""
-    closing_check = sys.modules.get("relpos_fairseq.conversion.closing_check")
+    closing_check = sys.modules.get("relpos_fairseq.formats.closing_check")
     if closing_check is not None:
         closing_check.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": warm.Popen})
 
@@ -228,7 +228,7 @@ def briefly(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 @pytest.fixture
 def opener_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process that opens folders, which begins in seconds, outlives a refusal where the folder's code is ours."""
-    from relpos_fairseq.conversion import closing_check
+    from relpos_fairseq.formats import closing_check
 
     begun = closing_check._opener
     kept = type("Kept", (list,), {"pop": lambda self: mock.Mock()})(begun)

@@ -22,7 +22,6 @@ PACKAGE = "relpos_fairseq"
 # From the foundation upwards: a room may import its own files and the rooms of lines above its own.
 ORDER = """
     version io
-    checkpoint_files
     heads
     positions
     relations
@@ -31,7 +30,8 @@ ORDER = """
     rotation gates attention text plan
     schemes
     placement
-    config saved_options
+    config
+    saved
     calls
     nn
     metrics data
@@ -39,8 +39,8 @@ ORDER = """
     patches optim
     tasks
     models
-    saved
     criterions conversion preparation
+    formats
     inference
     plots
     evaluation
@@ -55,7 +55,7 @@ ORDER = """
 ONLY = {
     "": {"version", "plugin"},  # relpos_fairseq/__init__.py: plugin when fairseq is there
     "io": {"version"},
-    "text": {"io", "checkpoint_files"},
+    "text": {"io"},
     "attention": {"positions", "relations", "terms", "scheme"},
     "metrics": {"io", "text"},
     "preparation": {"io", "data", "text"},

@@ -76,7 +76,7 @@ class Convert(Positions):
     seed: int = option(1, "of new tables and random input (%(default)s)")
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.conversion.job import Job, convert_on_disk
+        from relpos_fairseq.formats.convert import Job, convert_on_disk
 
         given = {name: getattr(self, name) for name, _, _ in POSITIONS}
         job = Job(

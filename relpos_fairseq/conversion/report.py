@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,15 @@ class NotExactError(ConversionError):
 
 class NotComparedError(Exception):
     """The source's own library cannot run the source here; the message says why."""
+
+
+def never_run(why: str) -> Callable[..., Any]:
+    """Return what runs a source that relpos does not run: it raises NotComparedError, which says why."""
+
+    def run(*inputs: Tensor) -> Any:
+        raise NotComparedError(why)
+
+    return run
 
 
 @dataclass

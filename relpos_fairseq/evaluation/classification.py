@@ -79,7 +79,7 @@ class Classifier:
         from relpos_fairseq.saved.model import SavedModel
 
         saved = SavedModel.open(checkpoint)
-        told, options = saved.state.get("conversion") or {}, saved.options.task
+        origin, options = saved.origin, saved.task
         saved.require("relpos classify")  # before another task looks for files that are not there
         self.folder = data or saved.find_text(None)
         self.model, _, self.task = saved.build({"data": str(self.folder)})
@@ -90,10 +90,9 @@ class Classifier:
         if not options.get("regression_target"):
             first = self.task.label_dictionary.nspecial
             known = self.task.label_dictionary.symbols[first : first + options["num_classes"]]
-        self.converted = bool(told)
-        own = told.get("labels")
-        self.names = in_order(own, known, checkpoint) if own and known else known
-        self.several = told.get("problem_type") == SEVERAL  # labels, each true or not
+        self.converted = bool(saved.checkpoint.get("conversion"))
+        self.names = in_order(origin.labels, known, checkpoint) if origin.labels and known else known
+        self.several = origin.problem_type == SEVERAL  # labels, each true or not
 
     def predict(self, split: str) -> tuple[list[str], list[str] | None]:
         """Return the predicted labels of a split, and the true ones or None, in the order of the file."""

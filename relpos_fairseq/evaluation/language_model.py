@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.io.progress import progress
-from relpos_fairseq.saved_options import tell_replaced
+from relpos_fairseq.saved.options import tell_replaced
 
 # Digits of a table's columns.
 FORMATS = {"bits": ".4f", "perplexity": ".3f", "tokens/s": ",.0f", "tokens_per_second": ",.0f"}
@@ -113,13 +113,13 @@ def load_subject(
         raise ValueError(f"{data / 'dict.txt'} does not exist")
     opened = SavedModel.open(checkpoint, {"data": str(data)})
     opened.require("relpos sample")
-    state, saved = opened.state, opened.options
+    saved = opened.options
     if more := opened.framing:
         raise ValueError(f"{checkpoint}: texts of --add-bos-token have {more}: use fairseq-eval-lm, which writes them")
     languages = sorted(path.parent.name for path in data.glob(f"*/{split}.idx"))
     if languages and not (data / f"{split}.idx").is_file():
         raise ValueError(f"--data {data} holds texts of {', '.join(languages)}: give the folder of one of them")
-    _override(state["cfg"], overrides or {})
+    _override(opened.checkpoint["cfg"], overrides or {})
     tell_replaced(saved.task, STREAM)
     if saved.task.get("reset_memory_at_document"):
         replacement = {} if boundaries is None else {"document_boundaries": boundaries}
@@ -128,7 +128,7 @@ def load_subject(
     elif boundaries is not None:
         raise ValueError(f"--document-boundaries: {checkpoint} was trained without --reset-memory-at-document")
     words = Dictionary.load(str(data / "dict.txt"))
-    weights = [v for k, v in state["model"].items() if k.endswith("embed_tokens.weight")]
+    weights = [v for k, v in opened.state.items() if k.endswith("embed_tokens.weight")]
     if weights and len(weights[0]) != len(words):
         raise ValueError(
             f"{data} has {len(words)} types and {checkpoint} was trained with {len(weights[0])}: "

@@ -15,16 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from relpos_fairseq.checkpoint_files import check_finite
-from relpos_fairseq.conversion.checkpoints import read_checkpoint
-from relpos_fairseq.conversion.closing_check import NotOpenedError, check_generating
-from relpos_fairseq.conversion.exported import ROBERTA_PREFIX, TIED
-from relpos_fairseq.conversion.huggingface_export import check_written
-from relpos_fairseq.conversion.reading import read_encoder
 from relpos_fairseq.conversion.report import Probe, compare
-from relpos_fairseq.conversion.source import EncoderSource
-from relpos_fairseq.conversion.source import separators_of as task_separators
-from relpos_fairseq.conversion.writer import plain_task
 from relpos_fairseq.export.model_adapters import scores_of
 from relpos_fairseq.export.transformers import (
     AUTO,
@@ -34,6 +25,12 @@ from relpos_fairseq.export.transformers import (
     RelPosWithMemoryForCausalLM,
 )
 from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
+from relpos_fairseq.formats.base import read_encoder
+from relpos_fairseq.formats.closing_check import NotOpenedError, check_generating
+from relpos_fairseq.formats.exported import ROBERTA_PREFIX, TIED
+from relpos_fairseq.formats.fairseq import read_checkpoint
+from relpos_fairseq.formats.huggingface_export import check_written, head_at, problem_of
+from relpos_fairseq.formats.huggingface_export import separators_of as task_separators
 from relpos_fairseq.heads import (
     CAUSAL_LM,
     CHOICES,
@@ -54,10 +51,12 @@ from relpos_fairseq.inference.translator import Search
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, sha256_of
 from relpos_fairseq.io.progress import doing
+from relpos_fairseq.io.tensor_files import check_finite
 from relpos_fairseq.models.building import shared_names
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
+from relpos_fairseq.saved.checkpoint import plain_task
 from relpos_fairseq.saved.model import LANGUAGES, SavedModel
 from relpos_fairseq.text.assets import (
     TEXT_FOLDER,
@@ -144,21 +143,21 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
             segments = source.plan.segment_encoding != "none"
             sides = [(None, source.rows)]
             why = write_tokenizer(folder, "roberta", sides, config.pair_separators, segments, source.plan.longest)
-        source.files = asset_files_of(text) if text else []
+        source.files = asset_files_of(text) if text else {}
         own = read_text(folder / TEXT_FOLDER) if text else None
         head, chosen = MASKED_LM, None
         for old in heads:  # config.json names the last one
-            head, chosen = source.kind_of(*old.split(".")[:2]), old.split(".")[1]
+            head, chosen = head_at(source, *old.split(".")[:2]), old.split(".")[1]
         numbers = list(range(source.rows))
         told = config.to_diff_dict() | {"id2label": config.id2label}
         closing = check_written(folder, source, head, told, numbers, source.plan.longest, chosen, True, own)
-        left = [*source.kept, *source.kept_files]
+        left = [*source.origin.kept, *source.kept_files]
         done = Exported(differences, why, closing + f"; left out: {', '.join(left)}" * bool(left))
         write_export_card(checkpoint, folder, "transformers", card_of(done, checkpoint, source))
     return done
 
 
-def heads_of(source: EncoderSource, wanted: str | None) -> dict[str, str]:
+def heads_of(source: SavedModel, wanted: str | None) -> dict[str, str]:
     """Map the prefixes of the exported heads in the checkpoint to those in the folder.
 
     Raises:
@@ -183,7 +182,7 @@ def heads_of(source: EncoderSource, wanted: str | None) -> dict[str, str]:
     return found
 
 
-def separators_of(source: EncoderSource, text: Path | None) -> int:
+def separators_of(source: SavedModel, text: Path | None) -> int:
     """Return the number of further </s> between the texts of a pair: 0 or 1."""
     if (said := task_separators(source.task)) is not None:
         return said
@@ -191,12 +190,12 @@ def separators_of(source: EncoderSource, text: Path | None) -> int:
     return own.tokenizer.separators if isinstance(own, TokenizerText) else 1
 
 
-def roberta_config(source: EncoderSource, heads: dict[str, str], text: Path | None) -> RelPosConfig:
+def roberta_config(source: SavedModel, heads: dict[str, str], text: Path | None) -> RelPosConfig:
     """Return the config of the folder, with the options of the task and of the heads."""
     task = plain_task(source.task)
     more: dict[str, Any] = {"architectures": ["RelPosForMaskedLM"]}
     for old in heads:
-        kind = source.kind_of(*old.split(".")[:2])
+        kind = head_at(source, *old.split(".")[:2])
         more["architectures"] = [f"RelPos{kind.suffix}"]
         if kind is SPANS:
             task["span_head_name"] = SPAN_HEAD
@@ -206,12 +205,12 @@ def roberta_config(source: EncoderSource, heads: dict[str, str], text: Path | No
             continue
         classes = len(source.state[f"{old}out_proj.weight"])
         more["num_labels"] = classes
-        if kind is CLASSIFIER and (problem := source.problem_of(classes)):
+        if kind is CLASSIFIER and (problem := problem_of(source, classes)):
             more["problem_type"] = problem
-        names = source.labels if len(source.labels) == classes else label_names(text, classes)
-        if len(source.named.get("id2label", ())) == classes:
-            more |= {"id2label": {int(n): name for n, name in source.named["id2label"].items()}}
-            more |= {"label2id": source.named["label2id"]} if "label2id" in source.named else {}
+        names = source.origin.labels if len(source.origin.labels) == classes else label_names(text, classes)
+        if len(source.origin.named.get("id2label", ())) == classes:
+            more |= {"id2label": {int(n): name for n, name in source.origin.named["id2label"].items()}}
+            more |= {"label2id": source.origin.named["label2id"]} if "label2id" in source.origin.named else {}
         elif names:
             more["id2label"] = dict(enumerate(names))
             more["label2id"] = {name: number for number, name in enumerate(names)}
@@ -225,7 +224,7 @@ def roberta_config(source: EncoderSource, heads: dict[str, str], text: Path | No
     )
 
 
-def tensors_of(source: EncoderSource, heads: dict[str, str], config: RelPosConfig) -> dict[str, torch.Tensor]:
+def tensors_of(source: SavedModel, heads: dict[str, str], config: RelPosConfig) -> dict[str, torch.Tensor]:
     """Return the folder's tensors: the model's and those of the exported heads, without tied ones."""
     kept = {}
     for name, value in source.state.items():
@@ -240,7 +239,7 @@ def tensors_of(source: EncoderSource, heads: dict[str, str], config: RelPosConfi
 
 
 @torch.inference_mode()
-def differences_of(source: EncoderSource, heads: dict[str, str], folder: Path) -> dict[str, float]:
+def differences_of(source: SavedModel, heads: dict[str, str], folder: Path) -> dict[str, float]:
     """Return the largest difference of every output between transformers and the checkpoint, without padding.
 
     Raises:
@@ -251,7 +250,7 @@ def differences_of(source: EncoderSource, heads: dict[str, str], folder: Path) -
     given = {"input_ids": probe.tokens, "attention_mask": probe.real.long()}
     given |= {"token_type_ids": probe.segments} if segments else {}
     ours, theirs = source.outputs(probe.tokens, probe.segments), {}
-    named = {source.kind_of(*old.split(".")[:2]): old.split(".")[1] for old in heads}
+    named = {head_at(source, *old.split(".")[:2]): old.split(".")[1] for old in heads}
     for head in (MODEL, MASKED_LM, *named):
         batch = {name: part[None] for name, part in given.items()} if head is CHOICES else given  # of one question
         found = AUTO[head.auto].from_pretrained(folder).eval()(**batch)
@@ -269,7 +268,7 @@ def differences_of(source: EncoderSource, heads: dict[str, str], folder: Path) -
     return found.largest
 
 
-def card_of(done: Exported, checkpoint: Path, source: EncoderSource) -> dict[str, object]:
+def card_of(done: Exported, checkpoint: Path, source: SavedModel) -> dict[str, object]:
     """Return rows of the model card of a RoBERTa."""
     rows: dict[str, object] = {"transformers": transformers.__version__}
     rows["position scheme"] = source.plan.describe()
@@ -303,7 +302,7 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
     if out.exists():
         raise UserError(f"{out} exists: remove it, or name another folder")
     opened = SavedModel.open(checkpoint)
-    options, saved = copy.deepcopy(opened.state["cfg"]), opened.options
+    options, saved = copy.deepcopy(opened.checkpoint["cfg"]), opened.options
     model, _ = opened.build_anyway(data)
     kind = next((kind for own, kind in CLASSES.items() if isinstance(model, own)), None)
     if kind is None:

@@ -18,6 +18,7 @@ from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerConfig, RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
+from relpos_fairseq.saved.model import SavedModel, count_rows
 from relpos_fairseq.tasks.segment_language_modeling import SegmentLanguageModelingConfig
 
 State = dict[str, Tensor]
@@ -155,11 +156,24 @@ def roberta_shared_names(values: dict[str, Any], state: State) -> dict[str, str]
     return shared_names(RelPosRobertaModel.build_model(namespace(values), _roberta_task(state, values)))
 
 
+def build_alone(saved: SavedModel, dtype: torch.dtype | None = None) -> nn.Module:
+    """Build a saved model of ours of its options and tensors, without its task; in `dtype`, or that of its embedding.
+
+    Raises:
+        UserError: tensors are missing, unknown, or of another shape.
+    """
+    values, state = saved.values, saved.state
+    if saved.is_encoder:
+        return build_roberta(values, state)
+    kind = next(kind for kind, row in GENERATING_KINDS.items() if row[1] == values["_name"])
+    rows = [*count_rows(state).values()]
+    own = {name: value for name, value in values.items() if name != "_name"}
+    return load_tensors(build_generating(kind, own, (rows[0], rows[-1])), state, dtype or torch.float32)
+
+
 @torch.no_grad()
-def run_generating(
-    kind: str, values: dict[str, Any], rows: tuple[int, int], state: State, source: Tensor, target: Tensor
-) -> Tensor:
-    """Build a model of GENERATING_KINDS and run it on (B, S) sources and (B, T) beginnings of targets, in fp64.
+def run_generating(saved: SavedModel, source: Tensor, target: Tensor) -> Tensor:
+    """Run a saved model of GENERATING_KINDS on (B, S) sources and (B, T) beginnings of targets, in fp64.
 
     Sources end in </s>, and a language model reads none; targets begin with </s>.
 
@@ -169,8 +183,8 @@ def run_generating(
     Raises:
         UserError: the tensors do not fit the config's values.
     """
-    model = load_tensors(build_generating(kind, values, rows), state, torch.float64)
-    encoded = model.encoder(source) if kind == "translation" else None
+    model = build_alone(saved, torch.float64)
+    encoded = model.encoder(source) if hasattr(model, "encoder") else None
     output = model.decoder(target, encoded)[0]
     softmax = model.decoder.adaptive_softmax
     return output if softmax is None else softmax.get_log_prob(output, None)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,15 @@ from fairseq import checkpoint_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
-from torch import nn
+from torch import Tensor, nn
 
-from relpos_fairseq.checkpoint_files import building
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.saved_options import SavedOptions, saved_options, tell_replaced
+from relpos_fairseq.io.tensor_files import building
+from relpos_fairseq.plan import PositionPlan
+from relpos_fairseq.saved.checkpoint import ROBERTA
+from relpos_fairseq.saved.identity import plan_of
+from relpos_fairseq.saved.ledger import Ledger
+from relpos_fairseq.saved.options import SavedOptions, saved_options, tell_replaced
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import find_assets
 from relpos_fairseq.text.dictionary import MASK, NSPECIAL
@@ -71,16 +75,81 @@ _EMBEDDING = re.compile(r"embed_tokens\.(embeddings\.\d+\.0\.)?weight$")  # whol
 
 
 @dataclass
-class SavedModel:
-    """A checkpoint in memory.
+class Origin:
+    """What a folder of another library says of a model that is now ours, and no model here reads: for the way back.
+
+    A checkpoint that was converted keeps it under `conversion`.
 
     Args:
-        path: its file.
-        state: its content, as fairseq reads it, without the optimizer's state.
+        family: transformers' model_type; empty: it was no folder of transformers.
+        head: what the name of its class there ends in; empty: not known.
+        labels: names of a classifier's classes, in their order; empty: not known.
+        problem_type: transformers', of a classifier; None: not named.
+        named: keys of its config.json that are written as they were: names of classes, token types.
+        kept: tensors by their names there.
+        kept_files: places of files.
+        rows: its id of each of our rows, -1 where it has none; None: ours are its own.
+    """
+
+    family: str = ""
+    head: str = ""
+    labels: list[str] = field(default_factory=list)
+    problem_type: str | None = None
+    named: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    kept_files: list[str] = field(default_factory=list)
+    rows: list[int] | None = None
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Origin:
+        """Return what the record of a conversion says."""
+        return cls(**{part.name: told[part.name] for part in fields(cls) if told.get(part.name)})
+
+    def record(self) -> dict[str, Any]:
+        """Return what there is to say, as `of` takes it."""
+        return {part.name: value for part in fields(self) if (value := getattr(self, part.name))}
+
+
+@dataclass
+class SavedModel:
+    """A model that is on disk, in memory: what fairseq saves of it, or would save, whichever library it is of.
+
+    What follows `checkpoint` is of formats that `relpos convert` reads.
+
+    Args:
+        path: its file or folder.
+        checkpoint: what fairseq saves: `model`, its tensors by our names, and `cfg`.
+        kind: whose it is, in words.
+        origin: what its own library knows of it beside.
+        library: the program that computes `outputs`, in words.
+        outputs: runs it there on tokens (B, T) and segments (B, T) or None, or on sources (B, S) and beginnings of
+            targets (B, T), and returns outputs by name, all in our order of rows; raises NotComparedError where the
+            library cannot. None: it cannot be run.
+        files: text by its places in a folder of ours: dictionaries, what splits words.
+        texts: contents of further such files.
+        kept_files: files that no model here reads, by their places in its folder.
+        ledger: what became of everything that it holds; None: not recorded.
+        notes: assumptions and omissions that the user should know.
+        steps: what was done so that it is one of ours.
+        longest: tokens of an input for which that holds; None: any.
+        takes: options of the conversion that its format used.
     """
 
     path: Path
-    state: dict[str, Any]
+    checkpoint: dict[str, Any]
+    _: KW_ONLY
+    kind: str = "fairseq's"
+    origin: Origin = field(default_factory=Origin)
+    library: str = ""
+    outputs: Callable[[Tensor, Tensor | None], dict[str, Tensor]] | None = None
+    files: dict[str, Path] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    kept_files: dict[str, Path] = field(default_factory=dict)
+    ledger: Ledger | None = None
+    notes: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
+    longest: int | None = None
+    takes: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, path: Path | str, overrides: Mapping[str, Any] = {}) -> SavedModel:
@@ -100,12 +169,55 @@ class SavedModel:
             saved = saved_options(state)
             tell_replaced(saved.model | saved.task, overrides)
             overwrite_args_by_name(state["cfg"], overrides)
-        return cls(Path(path), state)
+        return cls(Path(path), state, origin=Origin.of(state.get("conversion") or {}))
+
+    @classmethod
+    def of(
+        cls,
+        path: Path,
+        name: str,
+        values: Mapping[str, Any],
+        state: dict[str, Tensor],
+        task: Mapping[str, Any] = {},
+        **more: Any,
+    ) -> SavedModel:
+        """Return a model of ours, by its registered name, of values of its config, tensors, and options of its task."""
+        return cls(path, {"cfg": {"model": {**values, "_name": name}, "task": dict(task)}, "model": state}, **more)
 
     @cached_property
     def options(self) -> SavedOptions:
-        """What the checkpoint says of its model and its task."""
-        return saved_options(self.state)
+        """What it says of its model and its task."""
+        return saved_options(self.checkpoint)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it is a BERT or RoBERTa, and no model that generates."""
+        return self.options.model_name == ROBERTA
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        return self.checkpoint["model"]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Options of its model by name, `_name` among them."""
+        return self.options.model
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """Options of the task that it was trained on, `_name` among them; empty: not known."""
+        return self.options.task
+
+    @property
+    def plan(self) -> PositionPlan:
+        """The positions of a relpos_roberta."""
+        return plan_of(self.values)
+
+    @property
+    def rows(self) -> int:
+        """Rows of its input's embedding."""
+        return next(iter(count_rows(self.state).values()))
 
     @property
     def framing(self) -> str | None:
@@ -129,12 +241,12 @@ class SavedModel:
         Raises:
             UserError: there is none, or it is of another training.
         """
-        return find_assets(self.path, data, self.options.data, self.state)
+        return find_assets(self.path, data, self.options.data, self.checkpoint)
 
     def build(self, overrides: Mapping[str, Any] = {}) -> tuple[Any, Any, Any]:
         """Return its model in evaluation mode, its config and its task; `overrides` are of where its data lie."""
-        overwrite_args_by_name(self.state["cfg"], overrides)  # fairseq forgets them where it gets a state
-        models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(self.path)], state=self.state)
+        overwrite_args_by_name(self.checkpoint["cfg"], overrides)  # fairseq forgets them where it gets a state
+        models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(self.path)], state=self.checkpoint)
         return models[0].eval(), cfg, task
 
     def build_anyway(self, data: Path | None) -> tuple[nn.Module, Any]:
@@ -153,7 +265,7 @@ class SavedModel:
                 except UserError:
                     place = Path(folder)
                     self._stand_in(place)
-                    self.state.pop(provenance.KEY, None)  # the dictionaries that stand in are no training's
+                    self.checkpoint.pop(provenance.KEY, None)  # the dictionaries that stand in are no training's
             try:
                 model, _, task = self.build({"data": str(place), "load_checkpoint_heads": True})
             except Exception as error:  # whatever fairseq finds wrong, of many types
@@ -163,19 +275,23 @@ class SavedModel:
 
     def _stand_in(self, folder: Path) -> None:
         """Write dictionaries as large as the checkpoint's embeddings."""
-        rows: Counter = Counter()
-        for key, value in self.state["model"].items():
-            if _EMBEDDING.search(key):
-                rows[key.partition(".")[0]] += len(value)
         source, target = (own or side for own, side in zip(self.options.languages, ("source", "target"), strict=True))
         # fairseq infers languages that it was not told from the name of any such file.
         (folder / f"languages.{source}-{target}.txt").touch()
         names = {"encoder": source, "decoder": target}
-        for side, count in rows.items():
+        for side, count in count_rows(self.state).items():
             # Tasks that mask add <mask> themselves where the dictionary lacks it.
             words = [*(f"word{number}" for number in range(count - NSPECIAL - 1)), MASK]
             for name in ("dict.txt", f"dict.{names.get(side)}.txt"):
                 (folder / name).write_text("".join(f"{word} 1\n" for word in words), encoding="utf-8")
+
+
+def count_rows(state: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the rows of the embeddings of a model's encoder and decoder, as far as it has them, in this order."""
+    rows: Counter[str] = Counter()
+    for key in sorted(filter(_EMBEDDING.search, state), reverse=True):
+        rows[key.partition(".")[0]] += len(state[key])
+    return dict(rows)
 
 
 def one_line(error: Exception) -> str:

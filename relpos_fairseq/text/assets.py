@@ -357,11 +357,12 @@ def asset_files(data: Path, tokenizer: Path | None = None) -> dict[str, Path]:
     return found
 
 
-def asset_files_of(folder: Path) -> list[Path]:
-    """Return a folder's dict.txt and its tokenizer's files; in data of sentence_prediction they lie in input0/."""
+def asset_files_of(folder: Path) -> dict[str, Path]:
+    """Return a folder's dict.txt, which may lie in its input0/, and its tokenizer's files, by their names."""
     dictionary = next((path for part in DATA_PARTS[:2] if (path := folder / part / DICTIONARY).is_file()), None)
     place = tokenizer_folder(folder)
-    return [*([dictionary] if dictionary else []), *(tokenizer_paths(place) if place else [])]
+    found = [*([dictionary] if dictionary else []), *(tokenizer_paths(place) if place else [])]
+    return {path.name: path for path in found}
 
 
 def label_names(text: Path | None, classes: int) -> list[str]:
@@ -468,7 +469,7 @@ def check_text(checkpoint: Path, data: Path) -> None:
 
 def _hashes_of(checkpoint: Path) -> dict[str, dict[str, str]]:
     """Return the hashes that a checkpoint keeps, without reading its tensors; none if it does not load."""
-    from relpos_fairseq.checkpoint_files import load
+    from relpos_fairseq.io.tensor_files import load
 
     try:
         state = load(checkpoint, mapped=True)

@@ -9,8 +9,8 @@ import torch
 
 from helpers.commands import relpos
 from helpers.lm_models import randomized
-from relpos_fairseq.conversion.writer import GeneratingModel
-from relpos_fairseq.models.building import build_generating
+from relpos_fairseq.models.building import GENERATING_KINDS, build_generating
+from relpos_fairseq.saved.checkpoint import checkpoint_of
 
 pytest.importorskip("transformers")
 VALUES = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_layers": 2, "decoder_attention_heads": 2}
@@ -20,10 +20,11 @@ VALUES |= {"position_scheme": "m4", "tokens_per_sample": 20}
 def checkpoint(folder, kind: str):
     values = VALUES | ({"mem_len": 8} if kind.startswith("segment") else {})
     model = randomized(build_generating(kind, values, (24, 24))).float()
-    made = GeneratingModel(kind, values, (24, 24), model.state_dict(), {"_name": kind, "tokens_per_sample": 20})
+    task = {"_name": kind, "tokens_per_sample": 20}
+    made = checkpoint_of(GENERATING_KINDS[kind][1], values, model.state_dict(), task)
     (folder / "text").mkdir()
     (folder / "text" / "dict.txt").write_text("".join(f"w{number} 1\n" for number in range(20)))
-    torch.save(made.checkpoint({}), folder / "model.pt")
+    torch.save(made, folder / "model.pt")
     return folder / "model.pt"
 
 

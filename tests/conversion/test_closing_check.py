@@ -9,7 +9,8 @@ from conversion.test_conversion_heads import NAMES, write
 from safetensors.torch import load_file, save_file
 
 from helpers.commands import relpos
-from relpos_fairseq.conversion import closing_check, job
+from relpos_fairseq.formats import closing_check
+from relpos_fairseq.formats import convert as job
 
 
 def change(name, folder):

@@ -12,11 +12,11 @@ import torch
 from helpers.commands import call, load, relpos
 from helpers.conversion import ROWS, fairseq_roberta, model_of
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
-from relpos_fairseq.conversion.exported import GENERATING_TYPES, ROBERTA_TYPE
-from relpos_fairseq.conversion.huggingface_folder import FAMILIES
-from relpos_fairseq.conversion.on_load import prepare
-from relpos_fairseq.conversion.reading import FORMATS, read_encoder
 from relpos_fairseq.conversion.report import Probe, outputs_of
+from relpos_fairseq.formats.base import FORMATS, read_encoder
+from relpos_fairseq.formats.exported import GENERATING_TYPES, ROBERTA_TYPE
+from relpos_fairseq.formats.huggingface_folder import FAMILIES
+from relpos_fairseq.formats.on_load import prepare
 from relpos_fairseq.models.building import build_roberta
 
 STYLES = ("argparse", "legacy", "dataclass")
@@ -223,7 +223,7 @@ def test_training_converts_a_plain_roberta_on_load(packed, pretrained, tmp_path)
     start = ("--finetune-from-model", pretrained["plain"])
     output = train(packed, tmp_path, 16, "--position-scheme", "m4m", *start)
     assert "(fairseq's roberta) on load" in output
-    assert "WARNING | relpos_fairseq.conversion.on_load | conversion: lost" in output
+    assert "WARNING | relpos_fairseq.formats.on_load | conversion: lost" in output
     assert "learned is dropped" in output and "biases of q and k shifted as m4m starts" in output
     again = train(packed, tmp_path, 16, "--position-scheme", "m4m", *start, "--max-update", "3")
     assert "conversion:" not in again, "a resume converts nothing"

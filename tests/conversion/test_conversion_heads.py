@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from helpers.commands import relpos
 from helpers.conversion import shake
 from helpers.exported import write_checkpoint
-from relpos_fairseq.conversion.reading import read_encoder
 from relpos_fairseq.export.model_adapters import WholeModel
+from relpos_fairseq.formats.base import read_encoder
 from relpos_fairseq.saved.model import SavedModel
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *"012345678"]

@@ -17,16 +17,17 @@ from helpers.bert_formula import Reference, weights_of
 from helpers.commands import relpos
 from helpers.conversion import ROWS, config, random_state, shake
 from relpos_fairseq.conversion import ConversionError
-from relpos_fairseq.conversion import huggingface_folder as hf_folder
-from relpos_fairseq.conversion.huggingface_export import save_hf, to_hf
-from relpos_fairseq.conversion.reading import read_encoder
 from relpos_fairseq.conversion.report import Probe, outputs_of
-from relpos_fairseq.conversion.source import EncoderSource
-from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint, of_folder
+from relpos_fairseq.formats import huggingface_folder as hf_folder
+from relpos_fairseq.formats.base import read_encoder
+from relpos_fairseq.formats.huggingface_export import save_hf, to_hf
+from relpos_fairseq.formats.vocabulary import Vocabulary, of_checkpoint, of_folder
 from relpos_fairseq.heads import HEAD, SPAN_HEAD
 from relpos_fairseq.models.building import build_roberta
 from relpos_fairseq.relations import LogClipped
+from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
+from relpos_fairseq.text.assets import asset_files_of
 
 SIZES = {
     "vocab_size": 40,
@@ -72,17 +73,17 @@ def compared(model, source, longest: int = 24) -> tuple[torch.Tensor, dict, Prob
     """Outputs of transformers' model in its own order of rows, and ours, in fp64."""
     segments = source.values["segment_encoding"] == "input"
     probe = Probe.draw(source.rows, longest, segments)
-    rows = torch.tensor(source.vocabulary.rows)
+    rows = torch.tensor(source.origin.rows)
     types = torch.zeros_like(probe.tokens) if probe.segments is None else probe.segments
     theirs = model.double()(input_ids=rows[probe.tokens], attention_mask=probe.real.long(), token_type_ids=types)
     ours = outputs_of(build_roberta(source.values, source.state), probe.tokens, probe.segments)
     return theirs, ours, probe, formula(source, probe.tokens, probe.segments)
 
 
-def formula(source: EncoderSource, tokens: torch.Tensor, segments: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def formula(source: SavedModel, tokens: torch.Tensor, segments: torch.Tensor | None) -> dict[str, torch.Tensor]:
     """Outputs of the library's equations, written anew, in fairseq's order of rows; transformers' are the same."""
     read = hf_folder.read_folder(source.path)
-    rows = torch.tensor(source.vocabulary.rows)
+    rows = torch.tensor(source.origin.rows)
     types = torch.zeros_like(tokens) if segments is None else segments
     if len(read.state["token_types"]) == 1:
         types = torch.zeros_like(tokens)
@@ -105,7 +106,7 @@ def test_bert_equals_transformers(tmp_path, kind):
     model = bert(tmp_path, kind)
     source = read_encoder(tmp_path)
     theirs, ours, probe, reference = compared(model, source)
-    logits = theirs.logits[..., torch.tensor(source.vocabulary.rows)]
+    logits = theirs.logits[..., torch.tensor(source.origin.rows)]
     assert (ours["logits"] - logits)[probe.real].abs().max() < 1e-10
     assert (reference["logits"] - logits)[probe.real].abs().max() < 1e-10
     assert source.values["layer_norm_eps"] == 1e-6
@@ -185,7 +186,7 @@ def test_gpt2_numbers_are_not_taken_for_pieces(tmp_path):
     (tmp_path / "encoder.json").write_text(json.dumps({p: n for n, p in enumerate(pieces)}))
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\na b\n")
     (tmp_path / "dict.txt").write_text("".join(f"{n} 1\n" for n in (4, 1, 0, 2, 3)))
-    found = of_checkpoint(sorted(tmp_path.iterdir()), 10, None, None, False, None)
+    found = of_checkpoint(asset_files_of(tmp_path), 10, None, None, False, None)
     assert found.rows == list(range(10)) and not found.files
     folder = tmp_path / "made"
     folder.mkdir()
@@ -200,7 +201,7 @@ def test_gpt2_numbers_are_not_taken_for_pieces(tmp_path):
 def test_only_newlines_end_a_line_of_the_dictionary(tmp_path):
     (tmp_path / "dict.txt").write_text("\u2028 1\nb 1\n", encoding="utf-8")
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n\u2028\nb\n")
-    found = of_checkpoint(sorted(tmp_path.iterdir()), 7, None, None, True, None)
+    found = of_checkpoint(asset_files_of(tmp_path), 7, None, None, True, None)
     assert found.symbols == ["\u2028", "b"] and found.rows == [2, 0, 3, 1, 5, 6, 4]
 
 
@@ -220,7 +221,7 @@ def test_the_way_back_gives_the_same_bits(tmp_path, family, kind):
     first = tmp_path / "first"
     model = (bert if family == "bert" else roberta)(first, kind)
     source = read_encoder(first)
-    config, weights, report = to_hf(source, family, source.vocabulary, None)
+    config, weights, report = to_hf(source, family, Vocabulary([], source.origin.rows), None)
     assert report.exact
     second = tmp_path / "second"
     second.mkdir()
@@ -241,7 +242,7 @@ def test_the_way_back_gives_the_same_bits(tmp_path, family, kind):
 
 def test_bert_vocabulary_in_fairseqs_order(tmp_path):
     bert(tmp_path, "absolute")
-    vocabulary = read_encoder(tmp_path).vocabulary
+    vocabulary = hf_folder.read_folder(tmp_path).vocabulary
     assert vocabulary.rows[:4] == [3, 0, 4, 2] and vocabulary.rows[-1] == 5
     assert vocabulary.symbols[:3] == ["[unused0]", "a", "b"]
     assert sorted(vocabulary.rows) == list(range(40))
@@ -253,7 +254,7 @@ def test_a_converted_bert_has_its_tokenizer_and_finds_the_way_back(tmp_path):
     """Also after training, which forgets where the checkpoint came from."""
     from fairseq.data import Dictionary
 
-    from relpos_fairseq.conversion.job import Job, convert_source
+    from relpos_fairseq.formats.convert import Job, convert_source
 
     folder, out, back = (tmp_path / name for name in ("bert", "out", "back"))
     model = bert(folder, "relative_key_query")
@@ -267,8 +268,8 @@ def test_a_converted_bert_has_its_tokenizer_and_finds_the_way_back(tmp_path):
     assert len(dictionary) + 1 == source.rows
     assert tokenizer.encode("A bad").pieces == ["a", "b", "##a", "##d"]
     again = read_encoder(out / "model.pt")
-    assert again.source_rows == source.vocabulary.rows
-    assert of_checkpoint(again.files, again.rows, None, 0, True, 24).rows == source.vocabulary.rows
+    assert again.origin.rows == source.origin.rows
+    assert of_checkpoint(again.files, again.rows, None, 0, True, 24).rows == source.origin.rows
     convert_source(Job("hf-bert", {}), again).write(back, print)
     assert (back / "vocab.txt").read_text() == (folder / "vocab.txt").read_text()
     assert not (back / "dict.txt").exists()
@@ -288,7 +289,7 @@ def test_our_tokenizer_goes_along_and_comes_back(tmp_path, kind):
         kind, ours, texts=["the red cat sat on the mat"] * 3, vocab_size=300 if kind != "sentencepiece" else 30
     )
     rows = ["<s>", "<pad>", "</s>", "<unk>", *own.symbols, "<mask>"]
-    found = of_checkpoint(sorted(ours.iterdir()), len(rows), None, None, True, 24)
+    found = of_checkpoint(asset_files_of(ours), len(rows), None, None, True, 24)
     for name, text in found.made.items():
         (out / name).write_text(text)
     assert found.rows == list(range(len(rows))), "fairseq's own order: no row moves"
@@ -326,12 +327,12 @@ def pieces(tmp_path_factory) -> Path:
 
 def test_sentencepiece_goes_back_with_a_fast_tokenizer(pieces, tmp_path):
     """Transformers' slow tokenizer, which reads the sentencepiece model itself, is the oracle."""
-    from relpos_fairseq.conversion.job import Job, convert_source
+    from relpos_fairseq.formats.convert import Job, convert_source
 
     load_tokenizer(pieces).save(tmp_path / "ours")
     values = config("learned", activation_fn="gelu")
-    source = EncoderSource("ours", tmp_path, random_state(values), values)
-    source.files = list((tmp_path / "ours").iterdir())
+    source = SavedModel.of(tmp_path, "relpos_roberta", values, random_state(values))
+    source.files = {path.name: path for path in (tmp_path / "ours").iterdir()}
     source.outputs = partial(outputs_of, build_roberta(source.values, source.state))
     convert_source(Job("hf-roberta", {}), source).write(tmp_path, print)
     assert (tmp_path / "tokenizer.json").is_file()
@@ -434,7 +435,7 @@ def test_a_broken_folder_is_one_clear_error(saved, tmp_path, number):
 
 def test_what_huggingface_cannot_express_is_refused(tmp_path):
     def write(values: dict, family: str = "bert") -> None:
-        source = EncoderSource("ours", tmp_path, random_state(values), values)
+        source = SavedModel.of(tmp_path, "relpos_roberta", values, random_state(values))
         to_hf(source, family, Vocabulary([], list(range(23))), None)
 
     for scheme in ("rope", "shaw", "rel_scalar", "learned+m4"):
@@ -504,7 +505,7 @@ def test_deberta_equals_transformers(tmp_path, name):
     model = deberta(tmp_path, name)
     source = read_encoder(tmp_path)
     theirs, ours, probe, reference = compared(model, source)
-    logits = theirs.logits[..., torch.tensor(source.vocabulary.rows)]
+    logits = theirs.logits[..., torch.tensor(source.origin.rows)]
     # gelu rounds to fp32 in fairseq, layer norms in transformers' v1, scales in both
     assert (ours["logits"] - logits)[probe.real].abs().max() < 1e-5
     assert (reference["logits"] - logits)[probe.real].abs().max() < 1e-5
@@ -543,7 +544,7 @@ def test_heads_of_debertas_pre_training_are_left_out_and_said(tmp_path, name):
         "tensors", "neutral"
     )
     theirs, ours, probe, _ = compared(model, source)
-    logits = theirs.logits[..., torch.tensor(source.vocabulary.rows)]
+    logits = theirs.logits[..., torch.tensor(source.origin.rows)]
     assert (ours["logits"] - logits)[probe.real].abs().max() < 1e-5
 
 
@@ -602,4 +603,4 @@ def test_dropouts_of_debertas_classifier_are_read_and_written_back(name, relativ
     assert {"pooler_dropout", "cls_dropout", "pooler_hidden_act"} <= source.ledger.named("keys", "used").keys()
     assert any("the pooler's dropout" in note for note in source.notes) == (pooler not in (0, last))
     if not relative:  # which a BERT of transformers expresses
-        assert to_hf(source, "bert", source.vocabulary, None)[0]["classifier_dropout"] == expected
+        assert to_hf(source, "bert", Vocabulary([], source.origin.rows), None)[0]["classifier_dropout"] == expected

@@ -19,8 +19,8 @@ from helpers.conversion import fairseq_roberta
 from helpers.exported import write_checkpoint
 from helpers.tokenizers import ODD
 from relpos_fairseq.conversion import ConversionError
-from relpos_fairseq.conversion.ledger import LOST, NEUTRAL, USED, Ledger, Recorded
-from relpos_fairseq.conversion.reading import read, read_encoder
+from relpos_fairseq.formats.base import read, read_encoder
+from relpos_fairseq.saved.ledger import LOST, NEUTRAL, USED, Ledger, Recorded
 
 
 def told(folder, capsys, *arguments) -> str:

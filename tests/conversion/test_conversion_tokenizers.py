@@ -16,7 +16,7 @@ from helpers.commands import relpos
 from helpers.exported import write_checkpoint
 from helpers.tokenizers import lines as odd_lines
 from relpos_fairseq.conversion import ConversionError
-from relpos_fairseq.conversion.reading import read
+from relpos_fairseq.formats.base import read
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.text import load_tokenizer

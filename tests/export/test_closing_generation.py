@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from helpers import FULL
 from helpers.commands import relpos
 from helpers.lm_models import randomized
-from relpos_fairseq.conversion.writer import GeneratingModel
 from relpos_fairseq.export import transformers_folder
-from relpos_fairseq.models.building import build_generating
+from relpos_fairseq.models.building import GENERATING_KINDS, build_generating
+from relpos_fairseq.saved.checkpoint import checkpoint_of
 
 DECODER = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_layers": 2, "decoder_attention_heads": 2}
 MODELS = {
@@ -31,27 +31,27 @@ MODELS = {
 }
 
 
-def checkpoint_of(kind: str, folder, text: bool = True, scheme: str = "m4", **more):
+def random_checkpoint(kind: str, folder, text: bool = True, scheme: str = "m4", **more):
     """A checkpoint of a random model of 24 symbols, with text beside it."""
     values = MODELS[kind] | {"position_scheme": scheme} | more
     model = randomized(build_generating(kind, values, (24, 24))).float()
     task = {"_name": kind}
     task |= {"source_lang": "en", "target_lang": "de"} if kind == "translation" else {"tokens_per_sample": 20}
-    made = GeneratingModel(kind, values, (24, 24), model.state_dict(), task)
+    made = checkpoint_of(GENERATING_KINDS[kind][1], values, model.state_dict(), task)
     if text:
         (folder / "text").mkdir(parents=True)
         for name in ("dict.en.txt", "dict.de.txt") if kind == "translation" else ("dict.txt",):
             words = [f"w{number}" for number in range(19)] + ["man,"]
             (folder / "text" / name).write_text("".join(f"{word} 1\n" for word in words[:: 1 if "de" in name else -1]))
     folder.mkdir(exist_ok=True)
-    torch.save(made.checkpoint({}), folder / "model.pt")
+    torch.save(made, folder / "model.pt")
     return folder / "model.pt"
 
 
 @pytest.mark.parametrize("text", [True, False])
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_was_compared_is_said(kind, text, tmp_path, capsys):
-    checkpoint = checkpoint_of(kind, tmp_path / "model", text)
+    checkpoint = random_checkpoint(kind, tmp_path / "model", text)
     assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     auto = "AutoModelForSeq2SeqLM" if kind == "translation" else "AutoModelForCausalLM"
     said = capsys.readouterr().out
@@ -67,7 +67,7 @@ def test_what_was_compared_is_said(kind, text, tmp_path, capsys):
 )
 def test_models_of_any_length_are_opened(scheme, positions, tmp_path, capsys):
     """No input is longer than the model's."""
-    checkpoint = checkpoint_of("language_modeling", tmp_path / "model", scheme=scheme, tokens_per_sample=positions)
+    checkpoint = random_checkpoint("language_modeling", tmp_path / "model", scheme=scheme, tokens_per_sample=positions)
     assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     assert "generate and its pipeline are ours" in capsys.readouterr().out or positions < 6
 
@@ -79,7 +79,7 @@ ADAPTIVE |= {"share_decoder_input_output_embed": False}
 @pytest.mark.parametrize("kind", ["language_modeling", "segment_language_modeling"])
 def test_adaptive_embeddings_are_exported(kind, tmp_path, capsys):
     """Their parts are counted as rows; a graph, as of test_onnx.py, has them as one table."""
-    checkpoint = checkpoint_of(kind, tmp_path / "model", **ADAPTIVE)
+    checkpoint = random_checkpoint(kind, tmp_path / "model", **ADAPTIVE)
     assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     assert "logits with its cache, generate and its pipeline are ours" in capsys.readouterr().out
     if FULL:
@@ -93,7 +93,7 @@ def test_adaptive_embeddings_are_exported(kind, tmp_path, capsys):
     + [("translation", {"max_source_positions": n, "max_target_positions": 53 - n}) for n in (3, 50)],
 )
 def test_short_tables_have_a_way_back(kind, more, tmp_path):
-    checkpoint = checkpoint_of(kind, tmp_path / "model", scheme="learned", **more)
+    checkpoint = random_checkpoint(kind, tmp_path / "model", scheme="learned", **more)
     assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     assert relpos("convert", tmp_path / "out", "--to", "same", "--out", tmp_path / "back") == 0
 
@@ -107,7 +107,7 @@ def test_a_beam_is_no_wider_than_fairseqs(tmp_path):
 @pytest.mark.parametrize("side", ["en", "de"])
 def test_a_mask_in_one_dictionary_is_no_symbol_of_the_other(side, tmp_path):
     """A tokenizer of transformers has one id of it, and leaves out that id where it decodes."""
-    checkpoint = checkpoint_of("translation", tmp_path / "model")
+    checkpoint = random_checkpoint("translation", tmp_path / "model")
     path = checkpoint.parent / "text" / f"dict.{side}.txt"
     lines = path.read_text().splitlines()
     place = next(n for n, line in enumerate(lines) if line.startswith("w")) + 1
@@ -116,7 +116,7 @@ def test_a_mask_in_one_dictionary_is_no_symbol_of_the_other(side, tmp_path):
 
 
 def test_numbers_that_are_none_are_named(tmp_path, capsys):
-    checkpoint = checkpoint_of("language_modeling", tmp_path / "model")
+    checkpoint = random_checkpoint("language_modeling", tmp_path / "model")
     state = torch.load(checkpoint, weights_only=False)
     state["model"]["decoder.layers.0.fc1.bias"][0] = float("nan")
     torch.save(state, checkpoint)
@@ -140,7 +140,7 @@ SPOILT_TEXT = {
 @pytest.mark.parametrize("spoilt", SPOILT_TEXT)
 def test_odd_text_is_one_line_that_names_it(spoilt, tmp_path, capsys):
     facts, said = SPOILT_TEXT[spoilt]
-    checkpoint = checkpoint_of("translation", tmp_path / "model")
+    checkpoint = random_checkpoint("translation", tmp_path / "model")
     (checkpoint.parent / "text" / "manifest.json").write_text(json.dumps(facts))
     (checkpoint.parent / "text" / "bpe.codes").write_text("#version: 0.2\na\n")
     assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 2
@@ -149,7 +149,7 @@ def test_odd_text_is_one_line_that_names_it(spoilt, tmp_path, capsys):
 
 
 def test_whole_words_need_no_units(tmp_path, capsys):
-    checkpoint = checkpoint_of("translation", tmp_path / "model")
+    checkpoint = random_checkpoint("translation", tmp_path / "model")
     facts = {"settings": {"languages": ["en", "de"], "tokenizer": "moses", "bpe": "none"}}
     (checkpoint.parent / "text" / "manifest.json").write_text(json.dumps(facts))
     assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
@@ -196,7 +196,7 @@ def test_what_differs_is_not_exported(kind, spoilt, tmp_path, monkeypatch, capsy
         return original(folder, *given)
 
     monkeypatch.setattr(transformers_folder, "check_generating", check)
-    checkpoint = checkpoint_of(kind, tmp_path / "model")
+    checkpoint = random_checkpoint(kind, tmp_path / "model")
     assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err
     assert "is not written" in error and SPOILT[spoilt][0] in error

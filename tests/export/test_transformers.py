@@ -11,9 +11,9 @@ from helpers import FULL, roberta
 from helpers.commands import relpos
 from helpers.conversion import config, random_state
 from helpers.exported import write_checkpoint
-from relpos_fairseq.conversion.writer import checkpoint_of
 from relpos_fairseq.export.transformers import AUTO, RelPosForSequenceClassification
 from relpos_fairseq.models.building import build_roberta
+from relpos_fairseq.saved.checkpoint import checkpoint_of
 
 SCHEMES = [name for name in ENCODERS if FULL or name not in LIKE_OTHERS]
 
@@ -22,7 +22,7 @@ def exported(folder, scheme, **values):
     """A checkpoint's model, and the folder that was exported of it."""
     source = config(scheme, **values)
     state = {name: part.float() if part.is_floating_point() else part for name, part in random_state(source).items()}
-    torch.save(checkpoint_of(source, state, {}), folder / "model.pt")
+    torch.save(checkpoint_of("relpos_roberta", source, state), folder / "model.pt")
     assert relpos("export", "transformers", folder / "model.pt", "--out", folder / "out") == 0
     return build_roberta(source, state), folder / "out"
 

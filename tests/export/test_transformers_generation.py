@@ -15,7 +15,6 @@ from helpers.commands import relpos, train
 from helpers.exported import fairseqs
 from helpers.lm_models import lm_config, randomized, small_xl
 from helpers.models import small_config, small_task
-from relpos_fairseq.conversion.writer import GeneratingModel
 from relpos_fairseq.export import transformers_folder as decoders
 from relpos_fairseq.export.transformers import (
     RelPosForCausalLM,
@@ -33,6 +32,7 @@ from relpos_fairseq.models.building import GENERATING_KINDS, build_generating
 from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
+from relpos_fairseq.saved.checkpoint import checkpoint_of
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
@@ -257,12 +257,12 @@ def test_the_way_back(kind, trained, tmp_path):
         values |= {"mem_len": 8} if kind.startswith("segment") else {}
         model = randomized(build_generating(kind, values, (24, 24))).float()
         task = {"_name": kind, "tokens_per_sample": 20}
-        made = GeneratingModel(kind, values, (24, 24), model.state_dict(), task)
+        made = checkpoint_of(GENERATING_KINDS[kind][1], values, model.state_dict(), task)
         (tmp_path / "text").mkdir()
         text = "".join(f"w{number} 1\n" for number in range(20))
         (tmp_path / "text" / "dict.txt").write_text(text)
         checkpoint = tmp_path / "lm.pt"
-        torch.save(made.checkpoint({}), checkpoint)
+        torch.save(made, checkpoint)
     assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     model = auto.from_pretrained(tmp_path / "out", trust_remote_code=True)
     next(model.parameters()).add_(0.5)  # as a training does
@@ -296,7 +296,7 @@ def test_folders_of_earlier_versions_find_their_classes():
 
 
 def test_other_models_are_refused(monkeypatch, tmp_path):
-    opened = SimpleNamespace(state={"cfg": None}, options=None, build_anyway=lambda _: (torch.nn.Linear(1, 1), None))
+    opened = SimpleNamespace(checkpoint={"cfg": None}, options=None, build_anyway=lambda _: (torch.nn.Linear(1, 1), None))
     monkeypatch.setattr(decoders.SavedModel, "open", lambda path: opened)
     with pytest.raises(UserError, match="a Linear: give a translation or language model"):
         decoders.export_generating(tmp_path / "xl.pt", tmp_path / "out", None)

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from helpers.commands import relpos
 from helpers.exported import write_checkpoint
-from relpos_fairseq.conversion.reading import read_encoder
 from relpos_fairseq.export import transformers_folder
+from relpos_fairseq.formats.base import read_encoder
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, HEAD, TOKENS, head_of
 
 RANKING = {

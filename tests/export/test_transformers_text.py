@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from helpers.commands import relpos
 from helpers.exported import hub_of, write_checkpoint
-from relpos_fairseq.conversion.reading import read_encoder
+from relpos_fairseq.formats.base import read_encoder
 from relpos_fairseq.models.building import build_roberta
 
 PAIR = ("the old house hears, née Zoë 北", "a  mouse makes horses\u0301 x")

@@ -9,9 +9,9 @@ from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 
 from helpers.conversion import config, random_state
-from relpos_fairseq.conversion.writer import checkpoint_of
 from relpos_fairseq.models.building import build_roberta
 from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
+from relpos_fairseq.saved.checkpoint import checkpoint_of
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
 
@@ -65,7 +65,7 @@ def write_checkpoint(folder, kind="bpe", scheme="m4", classes=0, spans=False, to
     if tokens:
         state["token_heads.entities.out_proj.weight"] = torch.randn(tokens, 16, generator=draw)
         state["token_heads.entities.out_proj.bias"] = torch.randn(tokens, generator=draw)
-    checkpoint = checkpoint_of(source, state, {}, task)
+    checkpoint = checkpoint_of("relpos_roberta", source, state, task or {})
     torch.save(checkpoint, folder / "model.pt")
     return build_roberta(source, state), folder / "model.pt"
 

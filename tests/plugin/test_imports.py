@@ -75,7 +75,7 @@ def test_pure_parts_load_torch_alone() -> None:
     """Every module of the pure parts in one process; then fairseq comes, and the plugin with it."""
     found = list(pkgutil.iter_modules([str(USER_DIR)], "relpos_fairseq."))
     modules = [one.name for one in found if not one.ispkg]
-    modules += ["relpos_fairseq.conversion", "relpos_fairseq.conversion.on_load"]
+    modules += ["relpos_fairseq.conversion", "relpos_fairseq.formats.on_load"]
     for part in PURE:
         folder = USER_DIR.joinpath(*part.split("."))
         modules += [one.name for one in pkgutil.walk_packages([str(folder)], f"relpos_fairseq.{part}.")]
@@ -93,7 +93,7 @@ ORDERS = {
     "user dir": (BY_FLAG,),
     "a model": ("import relpos_fairseq.models.relpos_transformer",),
     "a data set": ("import relpos_fairseq.data.streams.dataset",),
-    "a conversion": ("import relpos_fairseq.conversion.writer",),
+    "a conversion": ("import relpos_fairseq.saved.checkpoint",),
 }
 
 

@@ -344,7 +344,7 @@ class _Opener:
         line = self.answers.readline()
         if not line:
             return None
-        from relpos_fairseq.checkpoint_files import load
+        from relpos_fairseq.io.tensor_files import load
 
         found = json.loads(line)
         return found if "error" in found else found | {"outputs": load(Path(self.place.name, OUTPUTS))}

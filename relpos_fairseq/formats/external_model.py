@@ -31,11 +31,10 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.layouts import State
-from relpos_fairseq.conversion.report import ConversionError, ConversionReport, PairProbe
-from relpos_fairseq.conversion.source import GeneratingSource
-from relpos_fairseq.conversion.vocabulary import NEVER, Vocabulary, take_rows
-from relpos_fairseq.conversion.writer import GeneratingModel
+from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.formats.vocabulary import NEVER, Vocabulary, take_rows
 from relpos_fairseq.models.building import build_generating
+from relpos_fairseq.saved.model import Origin, SavedModel
 from relpos_fairseq.schemes import named_elsewhere
 
 ACTIVATIONS = ("relu", "gelu", "gelu_accurate", "swish", "tanh")  # fairseq's names
@@ -105,20 +104,21 @@ class ExternalModel:
 
 
 def import_weights(
-    model: ExternalModel, length: int | None, logits: Callable[[PairProbe], Tensor], library: str = ""
-) -> GeneratingSource:
+    model: ExternalModel, length: int | None, logits: Callable[[Tensor, Tensor], Tensor], library: str = ""
+) -> SavedModel:
     """Return a model of another library as a `relpos_transformer`, with what its own library computes.
 
     Args:
         model: the model.
         length: positions of the result; None: as many as the source has.
-        logits: runs the model in its own library, as GeneratingSource has it.
+        logits: runs the model in its own library on (B, S) sources and (B, T) beginnings of targets in our rows;
+            returns (B, T, V) in the same order, or raises NotComparedError where the library cannot.
         library: the name of that library.
 
     Raises:
         ConversionError: a layer norm after each block whose eps is not fairseq's, or a missing tensor.
     """
-    report = ConversionReport("", "")
+    steps: list[str] = []
     length = length or len(model.weights["encoder.positions"])
     form, state = model.form, dict(model.weights)
     if form.eps != EPSILON:
@@ -130,18 +130,18 @@ def import_weights(
         added = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
         for name in [name for name in state if name.endswith(("embed_tokens.weight", ".positions", *added))]:
             state[name] = state[name].double() * factor
-        report.step(f"residual streams times {factor:.4g}: layer norms' eps becomes {EPSILON:g}")
+        steps.append(f"residual streams times {factor:.4g}: layer norms' eps becomes {EPSILON:g}")
     for side, words in zip(SIDES, (model.source, model.target), strict=True):
         table = state[f"{side}.embed_tokens.weight"].float()
         state[f"{side}.embed_tokens.weight"] = words.take(table)
     state["decoder.embed_tokens.weight"][END] = table[form.start]
-    report.step("the decoder's </s> is the source's first symbol of a target")
+    steps.append("the decoder's </s> is the source's first symbol of a target")
     _fold_bias(state, model)
-    report.step("the output's bias is folded into its matrix and the last layer norm")
-    values = _values(model, length) | _positions(state, length, report)
+    steps.append("the output's bias is folded into its matrix and the last layer norm")
+    values = _values(model, length) | _positions(state, length)
     if not form.source_ends:
         values["encoder_skips_end"] = True
-        report.step("the encoder takes </s> for padding, since no source had one")
+        steps.append("the encoder takes </s> for padding, since no source had one")
     rows = (len(model.source.rows), len(model.target.rows))
     state = {name: value.float().contiguous() for name, value in state.items()}
     ours = build_generating("translation", values, rows).state_dict()
@@ -154,19 +154,24 @@ def import_weights(
     state |= {name: torch.zeros_like(value) for name, value in missing.items()}
     task = {"_name": "translation"} | dict(zip(("source_lang", "target_lang"), model.languages, strict=True))
     task |= {name: values[name] for name in ("max_source_positions", "max_target_positions")}
-    return GeneratingSource(
+    return SavedModel.of(
+        model.path,
+        "relpos_transformer",
+        values,
+        state,
+        task,
         kind=model.kind,
-        path=model.path,
-        model=GeneratingModel("translation", values, rows, state, task=task, files=dict(model.files)),
-        logits=logits,
+        origin=Origin(rows=model.target.rows),
         library=library,
+        outputs=lambda *pair: {"logits": logits(*pair)},
+        files=dict(model.files),
         texts={
             f"dict.{language}.txt": words.dictionary()
             for language, words in zip(model.languages, (model.source, model.target), strict=True)
         },
         notes=model.notes,
-        report=report,
-        known=[row >= 0 for row in model.target.rows],
+        steps=steps,
+        longest=length if "encoder.positions" in model.weights else None,
         takes=("max_positions",),
     )
 
@@ -186,7 +191,7 @@ def _fold_bias(state: State, model: ExternalModel) -> None:
         state[f"decoder.{norm}.{part}"] = torch.ones_like(gain)
 
 
-def _positions(state: State, length: int, report: ConversionReport) -> dict[str, Any]:
+def _positions(state: State, length: int) -> dict[str, Any]:
     """Rename the position tables, in place; return the values of RelPosTransformerConfig that they need."""
     absolute = "encoder.positions" in state
     tables = [name for name in state if name.endswith(".table")]
@@ -196,7 +201,6 @@ def _positions(state: State, length: int, report: ConversionReport) -> dict[str,
             if len(table) < length:
                 raise ConversionError(f"--positions {length}: the source has {len(table)}")
             state[f"{side}.positions.shared.0.table"] = table[:length]
-        report.limit(length, "--positions")
     clip = 0
     for name in tables:
         table, place = state.pop(name)[None], name.removesuffix(".table")

@@ -28,15 +28,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from relpos_fairseq.conversion.layouts import State
-from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
-from relpos_fairseq.conversion.names import TRANSFORMER_XL, matching
-from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.conversion.source import GeneratingSource, never_run
-from relpos_fairseq.conversion.vocabulary import NEVER, Vocabulary, order_words, take_rows
-from relpos_fairseq.conversion.weight_files import UnknownObject, safe_unpickle, tensors_of
-from relpos_fairseq.conversion.writer import GeneratingModel
+from relpos_fairseq.conversion.report import ConversionError, never_run
+from relpos_fairseq.formats.names import TRANSFORMER_XL, matching
+from relpos_fairseq.formats.vocabulary import NEVER, Vocabulary, order_words, take_rows
+from relpos_fairseq.formats.weight_files import UnknownObject, safe_unpickle, tensors_of
 from relpos_fairseq.models.building import build_generating, load_tensors
 from relpos_fairseq.models.memory_positions import KINDS
+from relpos_fairseq.saved.ledger import NEUTRAL, USED, Ledger, Recorded
+from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.dictionary import SPECIAL
 
@@ -130,7 +129,7 @@ def is_original_xl(path: Path) -> bool:
     return all(mark in head for mark in MARKS)
 
 
-def read_original_xl(path: Path, data: Path | None) -> GeneratingSource:
+def read_original_xl(path: Path, data: Path | None) -> SavedModel:
     """Read a `model.pt` of the original code as a `relpos_transformer_xl`.
 
     Args:
@@ -147,19 +146,23 @@ def read_original_xl(path: Path, data: Path | None) -> GeneratingSource:
     state = {name: part for name, part in model.state_dict().items() if name.endswith(BUFFERS)}
     load_tensors(model, state | xl_state(original, vocabulary), original.state["layers.0.dec_attn.o_net.weight"].dtype)
     loss = "adaptive_loss" if values.get("adaptive_input") else "cross_entropy"
-    about = {"task": {"tokens_per_sample": values["tokens_per_sample"]}}
-    about["criterion"] = {"_name": loss, "sentence_avg": False}
-    return GeneratingSource(
+    made = SavedModel.of(
+        path,
+        "relpos_transformer_xl",
+        values,
+        model.state_dict(),
+        {"_name": KIND, "tokens_per_sample": values["tokens_per_sample"]},
         kind="released Transformer-XL",
-        path=path,
-        model=GeneratingModel(KIND, values, rows, model.state_dict(), **about),
-        logits=never_run(
+        outputs=never_run(
             "relpos runs no code of Transformer-XL's original repository; evaluate the result on its data"
         ),
         texts={"dict.txt": vocabulary.dictionary()},
         notes=original.notes,
         ledger=_ledger(original),
+        takes=("data",),
     )
+    made.checkpoint["cfg"]["criterion"] = {"_name": loss, "sentence_avg": False}
+    return made
 
 
 # Attributes of the module, and tensors, that say nothing here, by the reason why.

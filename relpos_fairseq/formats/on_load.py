@@ -22,9 +22,9 @@ from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.conversion import ConversionError, NotExactError, convert, layouts
 from relpos_fairseq.conversion.layouts import ENCODER
 from relpos_fairseq.conversion.report import ConversionReport
-from relpos_fairseq.conversion.source import EncoderSource
 from relpos_fairseq.placement import Placement
 from relpos_fairseq.plan import PositionPlan, decode_text
+from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.scheme import AttentionShape, PositionMismatchError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def prepare(checkpoint: dict[str, Any], path: str, model: RelPosRobertaModel, co
                 f"fairseq's RoBERTa, a resume and --restore-file never do"
             )
         return
-    from relpos_fairseq.conversion.checkpoints import from_checkpoint
+    from relpos_fairseq.formats.fairseq import from_checkpoint
 
     source = from_checkpoint(checkpoint, Path(path))
     _check(source, model, path)
@@ -160,7 +160,7 @@ def _plan_of_side(
     checkpoint: dict[str, Any], path: str, side: str, sides: tuple[str, ...], shape: AttentionShape
 ) -> PositionPlan:
     """Resolve the positions that a checkpoint's encoder or decoder was trained with."""
-    from relpos_fairseq.conversion.checkpoints import options_of
+    from relpos_fairseq.formats.fairseq import options_of
 
     options = options_of(checkpoint, Path(path))
     names = [part.name for part in fields(PositionConfig)]
@@ -170,7 +170,7 @@ def _plan_of_side(
     return resolve(PositionConfig(**given), shape, kind, side=side, sides=sides if both else ())
 
 
-def _check(source: EncoderSource, model: RelPosRobertaModel, path: str) -> None:
+def _check(source: SavedModel, model: RelPosRobertaModel, path: str) -> None:
     """Check that a checkpoint's sizes and options agree with the model's.
 
     Raises:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fairseq.models import ARCH_MODEL_REGISTRY
+from torch import Tensor
 
-from relpos_fairseq.checkpoint_files import UNFILLED, building, check_checkpoint, load
 from relpos_fairseq.conversion import layouts
-from relpos_fairseq.conversion.huggingface_ledger import kept_places
 from relpos_fairseq.conversion.layouts import ENCODER, State
-from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
-from relpos_fairseq.conversion.report import ConversionError, outputs_of
-from relpos_fairseq.conversion.source import DEFAULTS, POSITION_FIELDS, EncoderSource
-from relpos_fairseq.models.building import build_fairseq_roberta, build_roberta
+from relpos_fairseq.conversion.report import ConversionError, Outputs, outputs_of
+from relpos_fairseq.formats.huggingface_ledger import kept_places
+from relpos_fairseq.io.tensor_files import UNFILLED, building, check_checkpoint, load
+from relpos_fairseq.models.building import build_alone, build_fairseq_roberta, run_generating
 from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.plan import decode_text
-from relpos_fairseq.saved_options import saved_options
+from relpos_fairseq.saved.checkpoint import ROBERTA
+from relpos_fairseq.saved.identity import DEFAULTS, POSITION_FIELDS
+from relpos_fairseq.saved.ledger import NEUTRAL, USED, Ledger, Recorded
+from relpos_fairseq.saved.model import Origin, SavedModel
+from relpos_fairseq.saved.options import saved_options
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.assets import asset_files_of
 
@@ -53,8 +57,22 @@ def read_file(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
-    """Return a fairseq checkpoint in memory as a source: a relpos_roberta, or fairseq's RoBERTa of any release.
+def run_ours(saved: SavedModel, first: Tensor, second: Tensor | None) -> Outputs:
+    """Run a model of ours in fp64 on tokens (B, T) and segments or None, or on sources and beginnings of targets.
+
+    Returns:
+        As `outputs_of`; of a model that generates `logits` (B, T, V), log-probabilities of an adaptive softmax.
+
+    Raises:
+        UserError: its tensors do not fit its options.
+    """
+    if saved.is_encoder:
+        return outputs_of(build_alone(saved), first, second)
+    return {"logits": run_generating(saved, first, second)}
+
+
+def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SavedModel:
+    """Return a fairseq checkpoint in memory as one of ours: a relpos_roberta, or fairseq's RoBERTa of any release.
 
     Raises:
         ConversionError: another model, or options that contradict its tensors.
@@ -63,7 +81,7 @@ def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
         return _source_of(check_checkpoint(checkpoint, path, ConversionError), path)
 
 
-def _source_of(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
+def _source_of(checkpoint: dict[str, Any], path: Path) -> SavedModel:
     tensors, options = checkpoint["model"], Recorded(options_of(checkpoint, path))
     ours = layouts.VERSION in tensors
     if not ours and not any(".sentence_encoder.layers." in key for key in tensors):
@@ -83,28 +101,26 @@ def _source_of(checkpoint: dict[str, Any], path: Path) -> EncoderSource:
         original, state = state, layouts.learned_from_fairseq(state)
         values["position_scheme"] = named_elsewhere("fairseq")["encoder_learned_pos"]
         values["max_positions"] = len(state[f"{ENCODER}.positions.shared.0.table"])
-    told = checkpoint.get("conversion") or {}
-    source = EncoderSource(
-        kind="relpos_roberta" if ours else "fairseq's roberta",
-        path=path,
-        state=state,
-        values=values,
+    origin = Origin.of(checkpoint.get("conversion") or {})
+    saved = SavedModel.of(
+        path,
+        ROBERTA,
+        values,
+        state,
+        saved_options(checkpoint).task,
+        kind=ROBERTA if ours else "fairseq's roberta",
+        origin=origin,
+        library=ROBERTA if ours else "fairseq's RobertaModel",
         files=asset_files_of(path.parent),
-        task=saved_options(checkpoint).task,
-        library="relpos_roberta" if ours else "fairseq's RobertaModel",
-        source_rows=told.get("rows"),
-        problem=told.get("problem_type"),
-        **{name: told[name] for name in ("labels", "head", "kept", "family", "named") if told.get(name)},
-        kept_files=_kept_files(told.get("kept_files", []), path.parent),
+        kept_files=_kept_files(origin.kept_files, path.parent),
     )
-    check(source)
-    source.ledger = _ledger(tensors, options, path, checkpoint.get("extra_state"))
-    state.setdefault(layouts.VERSION, layouts.encode_text(source.plan.describe()))
-    if ours:
-        source.outputs = lambda tokens, segments: outputs_of(build_roberta(values, state), tokens, segments)
-    else:
-        source.outputs = lambda tokens, _: outputs_of(build_fairseq_roberta(values, original), tokens, None)
-    return source
+    check(saved)
+    saved.ledger = _ledger(tensors, options, path, checkpoint.get("extra_state"))
+    state.setdefault(layouts.VERSION, layouts.encode_text(saved.plan.describe()))
+    saved.outputs = partial(run_ours, saved)
+    if not ours:
+        saved.outputs = lambda tokens, _: outputs_of(build_fairseq_roberta(values, original), tokens, None)
+    return saved
 
 
 # Options of the model that change no output or that its tensors say, and those of fairseq's RobertaModel alone.
@@ -176,26 +192,26 @@ def _modern(state: State) -> State:
     return result
 
 
-def check(source: EncoderSource) -> None:
+def check(saved: SavedModel) -> None:
     """Check that options and tensors belong together.
 
     Raises:
         ConversionError: they do not.
     """
-    state, values = source.state, source.values
+    state, values = saved.state, saved.values
     layers = layouts.count_layers(state)
     if values["encoder_layers"] != layers:
-        raise ConversionError(f"{source.path} has {layers} layers, and its options say {values['encoder_layers']}")
+        raise ConversionError(f"{saved.path} has {layers} layers, and its options say {values['encoder_layers']}")
     for name, key, axis in (
         ("encoder_embed_dim", f"{ENCODER}.embed_tokens.weight", 1),
         ("encoder_ffn_embed_dim", f"{ENCODER}.layers.0.fc1.weight", 0),
     ):
         if key not in state or state[key].size(axis) != values[name]:
             found = tuple(state[key].shape) if key in state else "missing"
-            raise ConversionError(f"{source.path}: {key} is {found}, and its options say {name} {values[name]}")
-    version, options = state.get(layouts.VERSION), source.plan.describe()
+            raise ConversionError(f"{saved.path}: {key} is {found}, and its options say {name} {values[name]}")
+    version, options = state.get(layouts.VERSION), saved.plan.describe()
     if version is not None and (tensors := decode_text(version)) != options:
-        raise ConversionError(f"{source.path}: its tensors say [{tensors}] of positions, its options [{options}]")
+        raise ConversionError(f"{saved.path}: its tensors say [{tensors}] of positions, its options [{options}]")
 
 
 def _kept_files(names: list[str], folder: Path) -> dict[str, Path]:

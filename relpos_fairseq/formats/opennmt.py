@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos_fairseq.checkpoint_files import read_tensors
-from relpos_fairseq.conversion.external_model import Architecture, ExternalModel, import_weights
 from relpos_fairseq.conversion.layouts import State
-from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
-from relpos_fairseq.conversion.names import OPENNMT
-from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.conversion.source import GeneratingSource, never_run
-from relpos_fairseq.conversion.vocabulary import order_words
+from relpos_fairseq.conversion.report import ConversionError, never_run
+from relpos_fairseq.formats.external_model import Architecture, ExternalModel, import_weights
+from relpos_fairseq.formats.names import OPENNMT
+from relpos_fairseq.formats.vocabulary import order_words
+from relpos_fairseq.io.tensor_files import read_tensors
+from relpos_fairseq.saved.ledger import NEUTRAL, USED, Ledger, Recorded
+from relpos_fairseq.saved.model import SavedModel
 
 LENGTH = 1024  # positions, where nobody says
 SPECIAL = {"<s>": "<s>", "<pad>": "<blank>", "</s>": "</s>", "<unk>": "<unk>"}
@@ -45,7 +45,7 @@ EXPRESSED = {
 }
 
 
-def read_opennmt(path: Path, checkpoint: dict[str, Any], length: int | None) -> GeneratingSource:
+def read_opennmt(path: Path, checkpoint: dict[str, Any], length: int | None) -> SavedModel:
     """Read a checkpoint, whose tensors may lie beside it in FILE.safetensors, with `length` positions; None: LENGTH.
 
     Raises:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
-from relpos_fairseq.conversion import huggingface_ledger
-from relpos_fairseq.conversion.checkpoints import check
-from relpos_fairseq.conversion.huggingface_import import classes_of, labels_of
 from relpos_fairseq.conversion.layouts import State
-from relpos_fairseq.conversion.ledger import NEUTRAL, USED, Ledger, Recorded
-from relpos_fairseq.conversion.report import ConversionError, outputs_of
-from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource
-from relpos_fairseq.conversion.weight_files import read_weights, weight_files
-from relpos_fairseq.conversion.writer import GeneratingModel, check_rows
+from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.formats import huggingface_ledger
+from relpos_fairseq.formats.fairseq import check, run_ours
+from relpos_fairseq.formats.huggingface_import import classes_of, labels_of
+from relpos_fairseq.formats.weight_files import read_weights, weight_files
 from relpos_fairseq.heads import CHOICES, HEAD, MASKED_LM, RANKING, SPAN_HEAD, head_of, problem_named
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.models import building
 from relpos_fairseq.models.building import EMBEDDING
 from relpos_fairseq.models.configs import RelPosRobertaConfig
+from relpos_fairseq.saved.checkpoint import ROBERTA
+from relpos_fairseq.saved.ledger import NEUTRAL, USED, Ledger, Recorded
+from relpos_fairseq.saved.model import Origin, SavedModel
 from relpos_fairseq.text.assets import asset_files_of
+from relpos_fairseq.text.dictionary import SPECIAL
 
 ROBERTA_TYPE = "relpos_roberta"  # model_type
 ROBERTA_PREFIX = "roberta."
@@ -40,7 +42,7 @@ CONFIGS = {name: building.GENERATING_KINDS[kind][2] for name, kind in GENERATING
 }
 
 
-def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource:
+def read_exported_roberta(folder: Path, config: dict[str, Any]) -> SavedModel:
     """Read a relpos_roberta from a folder of `relpos export transformers`.
 
     Raises:
@@ -56,26 +58,29 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> EncoderSource
         state[TIED] = state[EMBEDDING]
     state = building.fill_shared(state, building.roberta_shared_names(values, state))
     head = head_of(config, str(folder)) or MASKED_LM
-    source = EncoderSource(
+    saved = SavedModel.of(
+        folder,
+        ROBERTA,
+        values,
+        state,
+        _exported_task(config, state, folder),
         kind=f"{ROBERTA_TYPE} of transformers",
-        path=folder,
-        state=state,
-        values=values,
+        origin=Origin(
+            labels=labels_of(config, classes_of(state, config, head, folder)),
+            problem_type=problem_named(config, str(folder)),
+            head=head.suffix,
+            named={key: config[key] for key in ("id2label", "label2id") if config.get(key)},
+        ),
+        library=ROBERTA,
         files=asset_files_of(text),
-        task=_exported_task(config, state, folder),
-        labels=labels_of(config, classes_of(state, config, head, folder)),
-        problem=problem_named(config, str(folder)),
-        head=head.suffix,
-        named={key: config[key] for key in ("id2label", "label2id") if config.get(key)},
-        library="relpos_roberta",
-        outputs=lambda tokens, segments: outputs_of(building.build_roberta(values, state), tokens, segments),
     )
-    if not source.files:
-        source.notes.append(f"no {text}: the result has no dictionary and no tokenizer")
-    check(source)
-    source.ledger = _ledger(folder, config, weights)
-    source.ledger.mark("tensors", NEUTRAL, [ROBERTA_PREFIX + TIED] * bool(tied), huggingface_ledger.AS_TIED)
-    return source
+    if not saved.files:
+        saved.notes.append(f"no {text}: the result has no dictionary and no tokenizer")
+    saved.outputs = partial(run_ours, saved)
+    check(saved)
+    saved.ledger = _ledger(folder, config, weights)
+    saved.ledger.mark("tensors", NEUTRAL, [ROBERTA_PREFIX + TIED] * bool(tied), huggingface_ledger.AS_TIED)
+    return saved
 
 
 # Keys and files of an exported folder that repeat what others say.
@@ -147,7 +152,7 @@ def _exported_task(config: dict[str, Any], state: State, folder: Path) -> dict[s
     return task
 
 
-def read_exported_generating(folder: Path, config: dict[str, Any]) -> GeneratingSource:
+def read_exported_generating(folder: Path, config: dict[str, Any]) -> SavedModel:
     """Read a translation or language model from a folder of `relpos export transformers`.
 
     Raises:
@@ -167,16 +172,35 @@ def read_exported_generating(folder: Path, config: dict[str, Any]) -> Generating
     state |= {name: value for name, value in own.items() if name.endswith("version")}
     text = folder / TEXT_FOLDER
     files = {path.relative_to(folder).as_posix(): path for path in sorted(text.rglob("*")) if path.is_file()}
-    check_rows(files, rows)
-    return GeneratingSource(
+    _check_rows(files, rows)
+    name = building.GENERATING_KINDS[kind][1]
+    saved = SavedModel.of(
+        folder,
+        name,
+        values,
+        state,
+        _generating_task(folder, config, kind),
         kind="transformers, exported by relpos",
-        path=folder,
-        model=GeneratingModel(kind, values, rows, state, _generating_task(folder, config, kind), files),
+        library=f"the folder's own config under {name}",
+        files=files,
         ledger=_ledger(folder, config, weights),
-        logits=lambda pair: building.run_generating(kind, values, rows, state, pair.source, pair.target),
-        library=f"the folder's own config under {building.GENERATING_KINDS[kind][1]}",
         notes=[] if files else [f"no {text}: the result has no dictionary"],
     )
+    saved.outputs = partial(run_ours, saved)
+    return saved
+
+
+def _check_rows(files: dict[str, Path], rows: tuple[int, int]) -> None:
+    """Check that every dict.*.txt among `files` has as many symbols as the model has rows.
+
+    Raises:
+        ConversionError: one belongs to another model.
+    """
+    for name, path in files.items():
+        if Path(name).name.startswith("dict."):
+            count = len(path.read_text(encoding="utf-8").removesuffix("\n").split("\n")) + len(SPECIAL)
+            if count not in rows:
+                raise ConversionError(f"{path} makes {count} rows, the model has {rows}")
 
 
 class _Text(TypedDict):

@@ -12,17 +12,17 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from relpos_fairseq.conversion import huggingface_ledger
-from relpos_fairseq.conversion.external_model import ACTIVATIONS, Architecture, ExternalModel, import_weights
-from relpos_fairseq.conversion.in_transformers import load_in_transformers, transformers_release
 from relpos_fairseq.conversion.layouts import State
-from relpos_fairseq.conversion.ledger import LOST, NEUTRAL, USED, Ledger, Recorded
-from relpos_fairseq.conversion.report import PADDING, SHORTEST, ConversionError, PairProbe
-from relpos_fairseq.conversion.source import GeneratingSource
-from relpos_fairseq.conversion.vocabulary import order_words
-from relpos_fairseq.conversion.weight_files import read_weights, weight_files
+from relpos_fairseq.conversion.report import PADDING, SHORTEST, ConversionError
+from relpos_fairseq.formats import huggingface_ledger
+from relpos_fairseq.formats.external_model import ACTIVATIONS, Architecture, ExternalModel, import_weights
+from relpos_fairseq.formats.in_transformers import load_in_transformers, transformers_release
+from relpos_fairseq.formats.vocabulary import order_words
+from relpos_fairseq.formats.weight_files import read_weights, weight_files
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.relations import sinusoid_of_distance
+from relpos_fairseq.saved.ledger import LOST, NEUTRAL, USED, Ledger, Recorded
+from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text.tokenizer import load_sentencepiece
 
 MARIAN = "marian"  # model_type
@@ -31,7 +31,7 @@ SPECIAL = {"<s>": "<s>", "<pad>": "<pad>", "</s>": "</s>", "<unk>": "<unk>"}
 PIECES = ("source.spm", "target.spm")
 
 
-def read_marian(folder: Path, config: dict[str, Any], length: int | None) -> GeneratingSource:
+def read_marian(folder: Path, config: dict[str, Any], length: int | None) -> SavedModel:
     """Read a folder of save_pretrained, with `length` positions; None: those of the config.
 
     Raises:
@@ -72,9 +72,9 @@ def read_marian(folder: Path, config: dict[str, Any], length: int | None) -> Gen
     )
     model = ExternalModel("Marian of transformers", folder, weights, form, source, target, ("", ""))
     _add_text(model)
-    source = import_weights(model, None, lambda pair: _run(model, pair), f"MarianMTModel of {transformers_release()}")
-    source.ledger = _ledger(model, config, read, vocabularies)
-    return source
+    saved = import_weights(model, None, lambda *pair: _run(model, *pair), f"MarianMTModel of {transformers_release()}")
+    saved.ledger = _ledger(model, config, read, vocabularies)
+    return saved
 
 
 # Keys of config.json, by the reason why they say nothing here.
@@ -112,17 +112,17 @@ def _ledger(model: ExternalModel, config: Recorded, weights: State, vocabularies
 
 
 @torch.no_grad()
-def _run(model: ExternalModel, pair: PairProbe) -> Tensor:
+def _run(model: ExternalModel, sources: Tensor, targets: Tensor) -> Tensor:
     """Return the logits (B, T, V) of transformers' own model, in fairseq's order of rows."""
     source, target = (torch.tensor(words.rows) for words in (model.source, model.target))
-    begun = target[pair.target]
+    begun = target[targets]
     begun[:, 0] = model.form.start
     loaded = load_in_transformers("MarianMTModel", model.path)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # transformers' causal mask needs it
     try:
-        mask = (pair.source != PADDING).long()
-        logits = loaded(input_ids=source[pair.source], attention_mask=mask, decoder_input_ids=begun).logits
+        mask = (sources != PADDING).long()
+        logits = loaded(input_ids=source[sources], attention_mask=mask, decoder_input_ids=begun).logits
     finally:
         torch.set_default_dtype(default)
     return logits[..., target.clamp(min=0)]

@@ -8,6 +8,7 @@ vocabularies have that order already.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,13 @@ class Vocabulary:
     Args:
         symbols: symbols of dict.txt, which follow <s>, <pad>, </s> and <unk> and precede <mask>.
         rows: the source's id of each of fairseq's rows; -1 where the source has none.
-        files: the tokenizer's files.
+        files: the tokenizer's files, by name.
         made: contents of files that replace some of those, by name.
     """
 
     symbols: list[str]
     rows: list[int]
-    files: list[Path] = field(default_factory=list)
+    files: dict[str, Path] = field(default_factory=dict)
     made: dict[str, str] = field(default_factory=dict)
 
     def take(self, table: Tensor) -> Tensor:
@@ -70,10 +71,14 @@ class Vocabulary:
         return "".join(f"{symbol} 1\n" for symbol in self.symbols)
 
 
-def symbols_of(files: list[Path]) -> list[str]:
+def symbols_of(files: Mapping[str, Path]) -> list[str]:
     """Return the symbols of our rows from the dictionary among a checkpoint's files; none without one."""
-    path = next((path for path in files if path.name == DICTIONARY), None)
-    return [*SPECIAL, *read_dictionary(path), MASK] if path else []
+    return [*SPECIAL, *read_dictionary(files[DICTIONARY]), MASK] if DICTIONARY in files else []
+
+
+def tokenizer_place(files: Mapping[str, Path]) -> Path | None:
+    """Return the folder of the tokenizer among a checkpoint's files; None: it has none."""
+    return next((path.parent for name, path in files.items() if name != DICTIONARY), None)
 
 
 def order_words(
@@ -135,7 +140,7 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
     bert = config["model_type"] == "bert" or "special_ids" in config
     if not bert and any(numbers[n] != _ROBERTA_IDS[n] for n in SPECIAL):
         notes.append("the special symbols are moved to fairseq's rows")
-    found = _ordered(numbers, size, tokenizer_paths(folder), notes)
+    found = _ordered(numbers, size, {path.name: path for path in tokenizer_paths(folder)}, notes)
     settings = read_json(folder / SETTINGS, dict[str, object], {}, error=ConversionError)
     if "tokenizer_class" not in settings:  # config.json, which says it, stays behind
         settings["tokenizer_class"] = class_of(folder)
@@ -144,7 +149,12 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
 
 
 def of_checkpoint(
-    files: list[Path], size: int, known: list[int] | None, separators: int | None, segments: bool, longest: int | None
+    files: Mapping[str, Path],
+    size: int,
+    known: list[int] | None,
+    separators: int | None,
+    segments: bool,
+    longest: int | None,
 ) -> Vocabulary:
     """Return the order of rows that a Hugging Face folder of one of our checkpoints shall have, and its tokenizer.
 
@@ -162,8 +172,7 @@ def of_checkpoint(
     Raises:
         ConversionError: dict.txt or the tokenizer belong to another model.
     """
-    dictionary = next((path for path in files if path.name == DICTIONARY), None)
-    place = next((path.parent for path in files if path.name != DICTIONARY), None)
+    dictionary, place = files.get(DICTIONARY), tokenizer_place(files)
     rows = known or list(range(size))
     if dictionary is None or place is None or not holds_tokenizer(place):
         return Vocabulary([], rows)
@@ -186,7 +195,7 @@ def of_checkpoint(
     if separators is None:
         separators = tokenizer.separators
     made = transformers_files(tokenizer, given, separators, segments, longest)
-    kept = [path for path in files if theirs and path.name != DICTIONARY and path.name not in made]
+    kept = {name: path for name, path in files.items() if theirs and name not in (DICTIONARY, *made)}
     return Vocabulary(symbols, rows, kept, made)
 
 
@@ -205,10 +214,10 @@ def _without_files(config: dict[str, Any], notes: list[str]) -> Vocabulary:
         raise ConversionError(f"vocab_size {size} leaves no room for the special symbols")
     said = ", ".join(f"{name} {number}" for name, number in numbers.items())
     notes.append(f"no tokenizer in the folder: dict.txt holds stand-ins, and special rows are taken to be {said}")
-    return _ordered(numbers, size, [], notes)
+    return _ordered(numbers, size, {}, notes)
 
 
-def _ordered(numbers: dict[str, int], size: int, files: list[Path], notes: list[str]) -> Vocabulary:
+def _ordered(numbers: dict[str, int], size: int, files: dict[str, Path], notes: list[str]) -> Vocabulary:
     """Order `size` ids as fairseq does, given the ids of symbols; ids without a symbol become madeupwords."""
     reserved = {numbers[name] for name in (*SPECIAL, MASK) if name in numbers}
     named = {number: symbol for symbol, number in numbers.items()}

@@ -13,10 +13,10 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from relpos_fairseq.checkpoint_files import read_tensors
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.io.errors import unreadable
 from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.io.tensor_files import read_tensors
 
 _COMPUTED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _BUFFERS = ("_ids", "version")  # ends of names of tensors that hold whole numbers

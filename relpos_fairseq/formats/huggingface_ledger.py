@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from relpos_fairseq.conversion.ledger import KEPT, NEUTRAL, Ledger
+from relpos_fairseq.saved.ledger import KEPT, NEUTRAL, Ledger
 
 # Keys of config.json that say nothing of the model, by the reason why.
 NEUTRAL_KEYS = {

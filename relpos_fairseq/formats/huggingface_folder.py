@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos_fairseq.conversion import hf_deberta, huggingface_ledger, names
-from relpos_fairseq.conversion.config_keys import read_config
-from relpos_fairseq.conversion.in_transformers import compare_ids
 from relpos_fairseq.conversion.layouts import ENCODER, State
-from relpos_fairseq.conversion.ledger import KEPT, NEUTRAL, USED, Ledger, Recorded
-from relpos_fairseq.conversion.names import Names
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.conversion.vocabulary import Vocabulary, of_folder
-from relpos_fairseq.conversion.weight_files import read_weights, weight_files
+from relpos_fairseq.formats import hf_deberta, huggingface_ledger, names
+from relpos_fairseq.formats.config_keys import read_config
+from relpos_fairseq.formats.in_transformers import compare_ids
+from relpos_fairseq.formats.names import Names
+from relpos_fairseq.formats.vocabulary import Vocabulary, of_folder
+from relpos_fairseq.formats.weight_files import read_weights, weight_files
 from relpos_fairseq.heads import CHOICES, TOKENS, Head, head_of, problem_named
+from relpos_fairseq.saved.ledger import KEPT, NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.schemes import named_elsewhere
 
 
@@ -172,8 +172,8 @@ def read_folder(path: Path) -> Folder:
         )
     if folder.vocabulary.files and (said := compare_ids(path)):
         folder.notes.append(said)
-    files = (*weight_files(path), *folder.vocabulary.files)
-    folder.ledger.mark("files", USED, ["config.json", *(file.name for file in files)])
+    weights_read = [file.name for file in weight_files(path)]
+    folder.ledger.mark("files", USED, ["config.json", *weights_read, *folder.vocabulary.files])
     return folder
 
 

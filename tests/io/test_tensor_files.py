@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from helpers import ROOT
-from relpos_fairseq.checkpoint_files import building, check_finite, load, read_checkpoint, read_tensors
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.tensor_files import building, check_finite, load, read_checkpoint, read_tensors
 from relpos_fairseq.scheme import PositionMismatchError
 
 GOOD = {
@@ -106,9 +106,9 @@ def test_errors_of_building_name_the_checkpoint() -> None:
 # What loads models and arrays, and where each may stand.
 LOADERS = ("torch.load", "load_file", "safe_open", "np.load", "np.memmap", "np.fromfile")
 ALLOWED = {
-    "checkpoint_files.py": "the reader of models",
+    "io/tensor_files.py": "the reader of models",
     "io/indexed.py": "the reader of binarised text",
-    "conversion/weight_files.py": "the reader of objects of any class, whose errors are lines too",
+    "formats/weight_files.py": "the reader of objects of any class, whose errors are lines too",
     "preparation/cleaning.py": "records that this process has just written",
     "comparison/tasks/classification.py": "outputs that this process's child has just written",
     "data/streams/dataset.py": "a text that was checked when it was opened, and its sidecar",

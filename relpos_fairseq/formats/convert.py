@@ -1,6 +1,6 @@
-"""Convert a file or folder to a new one: read, convert, compare, write.
+"""Convert a file or folder to a new one, `relpos convert`: read, convert, compare, write.
 
-read (`reading`) -> EncoderSource or GeneratingSource
+read (`base`) -> a SavedModel
 -> algebra.convert (encoders; models that generate are imported as they are) -> a Result
 -> Result.write: compare its outputs with those of the source's own library, and write it
 """
@@ -11,28 +11,14 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from relpos_fairseq.checkpoint_files import check_finite
 from relpos_fairseq.conversion.algebra import convert, match_members
-from relpos_fairseq.conversion.huggingface_export import (
-    check_written,
-    export_order,
-    outputs_of_folder,
-    own_head,
-    save_hf,
-    to_hf,
-)
-from relpos_fairseq.conversion.huggingface_folder import FAMILIES
-from relpos_fairseq.conversion.in_transformers import transformers_release
 from relpos_fairseq.conversion.layouts import places
-from relpos_fairseq.conversion.ledger import LOST
-from relpos_fairseq.conversion.reading import read
 from relpos_fairseq.conversion.report import (
     SHORTEST,
     ConversionError,
@@ -42,19 +28,35 @@ from relpos_fairseq.conversion.report import (
     PairProbe,
     Probe,
     compare_and_log,
-    outputs_of,
 )
-from relpos_fairseq.conversion.source import EncoderSource, GeneratingSource, Source, plan_of, target_values
-from relpos_fairseq.conversion.vocabulary import Vocabulary
-from relpos_fairseq.conversion.writer import checkpoint_of, write_checkpoint, write_texts
-from relpos_fairseq.heads import MASKED_LM, RANKING, Head, head_of
+from relpos_fairseq.formats.base import read
+from relpos_fairseq.formats.fairseq import run_ours
+from relpos_fairseq.formats.huggingface_export import (
+    check_written,
+    export_order,
+    outputs_of_folder,
+    own_head,
+    save_hf,
+    to_hf,
+)
+from relpos_fairseq.formats.huggingface_folder import FAMILIES
+from relpos_fairseq.formats.in_transformers import transformers_release
+from relpos_fairseq.formats.vocabulary import tokenizer_place
+from relpos_fairseq.heads import MASKED_LM, RANKING, head_of
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, atomic_path
 from relpos_fairseq.io.progress import doing
-from relpos_fairseq.models.building import build_generating, build_roberta, load_tensors, run_generating
+from relpos_fairseq.io.tensor_files import check_finite
+from relpos_fairseq.models.building import build_alone
+from relpos_fairseq.saved.checkpoint import ROBERTA, checkpoint_of, write_checkpoint, write_texts
+from relpos_fairseq.saved.identity import POSITION_FIELDS, describe, plan_of
+from relpos_fairseq.saved.ledger import LOST
+from relpos_fairseq.saved.model import SavedModel, count_rows
+from relpos_fairseq.schemes import parse_layers
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import SPECIAL
 
+_OF_ANY = ("segment_encoding", "segment_share", "num_segments", "attention_backend")  # options that any scheme takes
 HUGGING_FACE = ("hf-bert", "hf-roberta")
 LENGTH = 1024  # positions of a translation model that sets none
 
@@ -147,13 +149,13 @@ def _named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def convert_source(job: Job, source: Source, log: Log = print) -> Result:
+def convert_source(job: Job, source: SavedModel, log: Log = print) -> Result:
     """Convert a model that was read; return what is compared with it and written.
 
     Raises:
         ValueError: it cannot be converted so.
     """
-    if isinstance(source, GeneratingSource):
+    if not source.is_encoder:
         return keep_scheme(job, source)
     return to_huggingface(job, source, log) if job.to in HUGGING_FACE else to_relpos(job, source)
 
@@ -179,12 +181,16 @@ class Result:
         report: of the conversion.
         probe: the input on which both are run.
         run: returns the outputs of the source and of the result, whose folder is given.
+        begin: writes what the comparison needs into the folder; None: models are compared in memory.
+        finish: writes the rest, told the largest difference of each output.
     """
 
-    source: Source
+    source: SavedModel
     report: ConversionReport
     probe: Probe
     run: Callable[[Path], tuple[Outputs, Outputs]]
+    begin: Callable[[Path], None] | None
+    finish: Callable[[Path, dict[str, float], Log], None]
 
     def write(self, place: Path, log: Log) -> None:
         """Compare the result with the source, log what was found, and write it as a file or into a folder.
@@ -198,82 +204,42 @@ class Result:
             self.report.dropped += ledger.lost
             for line in ledger.lines():
                 log(line)
-        self.begin(place)
+        if self.begin:
+            self.begin(place)
         with doing("compare outputs"):
             differences = compare_and_log(self.report, lambda: self.run(place), self.probe, log)
         with doing("write"):
             self.finish(place, differences, log)
 
-    def begin(self, place: Path) -> None:
-        """Write what the comparison needs; nothing, where models are compared in memory."""
 
-    def finish(self, place: Path, differences: dict[str, float], log: Log) -> None:
-        """Write the rest."""
-        raise NotImplementedError
+def _as_checkpoint(
+    source: SavedModel,
+    report: ConversionReport,
+    probe: Probe,
+    run: Callable[[], tuple[Outputs, Outputs]],
+    made: SavedModel,
+) -> Result:
+    """Return the result that is a checkpoint of ours: `made`, whose model and source `run` runs.
 
-
-@dataclass
-class CheckpointResult(Result):
-    """A checkpoint of fairseq with its text.
-
-    Args:
-        checkpoint: what is saved; `conversion` in it records the conversion.
-        build: builds its model; raises an error where the tensors do not fit.
-        files: files to copy, by their places in the folder.
-        texts: contents of further files.
+    Raises:
+        ConversionError: a tensor that is not finite.
     """
+    check_finite(made.state, source.path)
+    report.compared = source.library
 
-    checkpoint: dict[str, Any]
-    build: Callable[[], nn.Module]
-    files: dict[str, Path] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
-
-    def begin(self, place: Path) -> None:
-        """Refuse tensors that are not finite.
-
-        Raises:
-            ConversionError: names one.
-        """
-        check_finite(self.checkpoint["model"], self.source.path)
-
-    def finish(self, place: Path, differences: dict[str, float], log: Log) -> None:
-        source, report, about = self.source, self.report, self.checkpoint["conversion"]
+    def finish(place: Path, differences: dict[str, float], log: Log) -> None:
         if report.not_compared:
-            self.build()  # which a comparison does: what is written must load
-        about |= {"source": f"{source.kind}: {source.path.name}", "report": report.lines(), "differences": differences}
+            build_alone(made)  # which a comparison does: what is written must load
+        about = made.origin.record() | {"source": f"{source.kind}: {source.path.name}"}
+        about |= {"report": report.lines(), "differences": differences}
         about["compared"] = report.compared or f"no: {report.not_compared}"
         about |= {"ledger": source.ledger.record()} if source.ledger else {}
-        write_checkpoint(place, self.checkpoint, about, self.files, self.texts)
+        write_checkpoint(place, made.checkpoint, about, made.files | made.kept_files, made.texts)
+
+    return Result(source, report, probe, lambda _: run(), None, finish)
 
 
-@dataclass
-class FolderResult(Result):
-    """A folder of Hugging Face's BERT or RoBERTa.
-
-    Args:
-        config: its config.json.
-        weights: its tensors.
-        vocabulary: its order of rows, and its tokenizer.
-        kind: its head.
-        head: our name of it; None: the masked LM's.
-    """
-
-    config: dict[str, Any]
-    weights: dict[str, Tensor]
-    vocabulary: Vocabulary
-    kind: Head
-    head: str | None = None
-
-    def begin(self, place: Path) -> None:
-        save_hf(place, self.config, self.weights)
-        write_texts(place, {f.name: f for f in self.vocabulary.files} | self.source.kept_files, self.vocabulary.made)
-
-    def finish(self, place: Path, differences: dict[str, float], log: Log) -> None:
-        longest, rows = int(self.source.values["max_positions"]), self.vocabulary.rows
-        log(f"closing   {check_written(place, self.source, self.kind, self.config, rows, longest, self.head)}")
-
-
-def keep_scheme(job: Job, source: GeneratingSource) -> CheckpointResult:
+def keep_scheme(job: Job, source: SavedModel) -> Result:
     """Return the result of a model that generates, which has been imported as it is.
 
     Raises:
@@ -288,29 +254,27 @@ def keep_scheme(job: Job, source: GeneratingSource) -> CheckpointResult:
         raise ConversionError(f"--positions {job.length}: the comparison needs {SHORTEST} at least")
     if wrong := job.beyond(*source.takes):
         raise ConversionError(f"--{wrong[0].split()[0]} says nothing here: leave it out")
-    model, report = source.model, source.report
-    checkpoint = model.checkpoint({})
-    limits = map(model.values.get, ("max_source_positions", "max_target_positions", "tokens_per_sample"))
+    values = source.values
+    criterion = source.checkpoint["cfg"].get("criterion") or {}
+    whole = checkpoint_of(values["_name"], values, source.state, source.task, criterion)
+    made = replace(source, checkpoint=whole)
+    report = ConversionReport(describe(source.state), describe(source.state), steps=source.steps)
+    if source.longest:
+        report.limit(source.longest, "--positions")
+    limits = map(values.get, ("max_source_positions", "max_target_positions", "tokens_per_sample"))
     longest = min([n for n in limits if isinstance(n, int)], default=LENGTH)
-    pair = PairProbe.draw(model.rows, longest, job.seed)
-    known = slice(None) if source.known is None else torch.tensor(source.known)
+    rows = [*count_rows(source.state).values()]
+    pair = PairProbe.draw((rows[0], rows[-1]), longest, job.seed)
+    known = slice(None) if source.origin.rows is None else torch.tensor(source.origin.rows) >= 0
 
-    def run(_: Path) -> tuple[Outputs, Outputs]:
-        values = {name: v for name, v in checkpoint["cfg"]["model"].items() if name != "_name"}
-        before = source.logits(pair)
-        after = run_generating(model.kind, values, model.rows, checkpoint["model"], pair.source, pair.target)
-        return {"logits": before[..., known]}, {"logits": after[..., known]}
+    def run() -> tuple[Outputs, Outputs]:
+        before, after = source.outputs(pair.source, pair.target), run_ours(made, pair.source, pair.target)
+        return {"logits": before["logits"][..., known]}, {"logits": after["logits"][..., known]}
 
-    def build() -> nn.Module:
-        made = build_generating(model.kind, model.values, model.rows)
-        return load_tensors(made, model.state, torch.float32)
-
-    report.source = report.target = model.describe()
-    report.compared = source.library
-    return CheckpointResult(source, report, Probe(pair.target, None), run, checkpoint, build, model.files, source.texts)
+    return _as_checkpoint(source, report, Probe(pair.target, None), run, made)
 
 
-def to_relpos(job: Job, source: EncoderSource) -> CheckpointResult:
+def to_relpos(job: Job, source: SavedModel) -> Result:
     """Convert a BERT or RoBERTa to a relpos_roberta.
 
     Raises:
@@ -328,48 +292,61 @@ def to_relpos(job: Job, source: EncoderSource) -> CheckpointResult:
     given = {"allow_loss": job.approximate, "start": job.init, "fill": job.fill}
     done = convert(source.state, source.plan, plan, **given)
     probe = _probe(job, source, values, done.report.longest)
-
-    def run(_: Path) -> tuple[Outputs, Outputs]:
-        before = source.outputs(probe.tokens, probe.segments)
-        return before, outputs_of(build(), probe.tokens, probe.segments)
-
-    def build() -> nn.Module:
-        return build_roberta(values, done.state)
-
-    done.report.compared = source.library
-    carried = any(file.name != DICTIONARY for file in source.files)  # its tokenizer will lie beside it
+    carried = tokenizer_place(source.files) is not None  # its tokenizer will lie beside it
     task = {n: v for n, v in source.task.items() if not (carried and n == "tokenizer_folder")}
-    checkpoint = checkpoint_of(values, done.state, _way_back(source), task)
-    text = _text(source, checkpoint["cfg"]["task"])
-    return CheckpointResult(source, done.report, probe, run, checkpoint, build, *text)
+    made = replace(
+        source,
+        checkpoint=checkpoint_of(ROBERTA, values, done.state, task),
+        origin=replace(source.origin, kept_files=sorted(source.kept_files)),
+    )
+    _add_texts_of_task(made)
+
+    def run() -> tuple[Outputs, Outputs]:
+        return source.outputs(probe.tokens, probe.segments), run_ours(made, probe.tokens, probe.segments)
+
+    return _as_checkpoint(source, done.report, probe, run, made)
 
 
-def _way_back(source: EncoderSource) -> dict[str, Any]:
-    """Return what a checkpoint records of a folder that it was, for `--to hf-*`."""
-    known = {
-        **{"kept_files": sorted(source.kept_files), "labels": source.labels, "problem_type": source.problem},
-        **{"head": source.head, "kept": source.kept, "family": source.family, "named": source.named},
-        "rows": source.vocabulary.rows if source.vocabulary else source.source_rows,
-    }
-    return {name: value for name, value in known.items() if value}
+def _add_texts_of_task(made: SavedModel) -> None:
+    """Put dictionaries where a RoBERTa's task looks for them: some have folders of their own."""
+    task = made.task
+    if task["_name"] not in ("sentence_prediction", RANKING):
+        return
+    for name in ("files", "texts"):
+        part = getattr(made, name)
+        setattr(made, name, part | ({f"input0/{DICTIONARY}": part[DICTIONARY]} if DICTIONARY in part else {}))
+    if not task.get("regression_target", True):
+        names = made.origin.labels
+        if not names or any(len(name.split("\n")) > 1 or name in SPECIAL for name in names):
+            names = [f"LABEL_{n}" for n in range(task["num_classes"])]  # the record has those that no line can hold
+        made.texts[f"label/{DICTIONARY}"] = "".join(f"{name} 1\n" for name in names)
 
 
-def _text(source: EncoderSource, task: dict[str, Any]) -> tuple[dict[str, Path], dict[str, str]]:
-    """Return the files and further texts beside a RoBERTa's checkpoint: dictionaries, tokenizer, what is kept."""
-    files = {file.name: file for file in source.files} | source.kept_files
-    texts = {} if source.vocabulary is None else source.vocabulary.made | {DICTIONARY: source.vocabulary.dictionary()}
-    if task["_name"] in ("sentence_prediction", RANKING):  # whose dictionaries have folders of their own
-        for part in (files, texts):
-            part |= {f"input0/{DICTIONARY}": part[DICTIONARY]} if DICTIONARY in part else {}
-        if not task.get("regression_target", True):
-            names = source.labels
-            if not names or any(len(name.split("\n")) > 1 or name in SPECIAL for name in names):
-                names = [f"LABEL_{n}" for n in range(task["num_classes"])]  # the record has those that no line can hold
-            texts[f"label/{DICTIONARY}"] = "".join(f"{name} 1\n" for name in names)
-    return files, texts
+def target_values(source: SavedModel, scheme: str, given: dict[str, str | None]) -> dict[str, Any]:
+    """Return the source's config with other positions.
+
+    An option that is not given is the source's own where source and target have a member that takes
+    it in common, and else the target's default.
+
+    Args:
+        source: what is converted.
+        scheme: the target's position scheme, or `same`.
+        given: options by the names of our config (`max_positions` included); None: not given.
+    """
+    values = dict(source.values)
+    scheme = source.plan.name if scheme == "same" else scheme
+    mine = {member.name for members in parse_layers(scheme) for member in members}
+    common = [member for member in source.plan.members if member.scheme.name in mine]
+    kept = {option.field for member in common for option in member.scheme.takes} | set(_OF_ANY)
+    values |= {name: values.get(name) if name in kept else None for name in POSITION_FIELDS}
+    values["position_scheme"] = scheme
+    values |= {name: value for name, value in given.items() if value is not None}
+    if values.get("segment_encoding") == "none" and given.get("num_segments") is None:
+        values["num_segments"] = None
+    return values
 
 
-def _check_used(job: Job, source: EncoderSource, values: dict[str, Any]) -> None:
+def _check_used(job: Job, source: SavedModel, values: dict[str, Any]) -> None:
     """Raise an error for options that would have no effect.
 
     Raises:
@@ -390,22 +367,22 @@ def _check_used(job: Job, source: EncoderSource, values: dict[str, Any]) -> None
         raise ConversionError("--init own: no table is new: leave it out")
 
 
-def _probe(job: Job, source: EncoderSource, values: dict[str, Any], within: int | None) -> Probe:
+def _probe(job: Job, source: SavedModel, values: dict[str, Any], within: int | None) -> Probe:
     """Draw random input that source and result can both read, of at most `within` tokens (None: any number)."""
     longest = min(int(source.values["max_positions"]), int(values["max_positions"]))
     longest = min(longest, within or longest)
     segments = source.plan.segment_encoding != "none" and source.plan.num_segments > 1
-    new = source.vocabulary is not None and source.vocabulary.rows[-1] < 0  # <mask>
+    new = bool(source.texts) and source.origin.rows[-1] < 0  # <mask>
     return Probe.draw(source.rows - new, longest, segments, job.seed)
 
 
-def to_huggingface(job: Job, source: EncoderSource, log: Log) -> FolderResult:
+def to_huggingface(job: Job, source: SavedModel, log: Log) -> Result:
     """Convert a relpos_roberta to a folder of Hugging Face's BERT or RoBERTa.
 
     Raises:
         ValueError: the architecture cannot express the model, or options of ours are given.
     """
-    if source.vocabulary is not None:
+    if source.texts:
         raise ConversionError(f"{source.path} is a Hugging Face folder already: give --to a scheme")
     if wrong := [option for option in job.beyond() if option != "head"]:
         raise ConversionError(f"--{wrong[0]}: convert to a scheme first, then --to {job.to}")
@@ -418,7 +395,15 @@ def to_huggingface(job: Job, source: EncoderSource, log: Log) -> FolderResult:
     probe = _probe(job, source, source.values, report.longest)
     kind = head_of(config, str(source.path)) or MASKED_LM
 
-    def run(folder: Path) -> tuple[Outputs, Outputs]:
-        return outputs_of_folder(folder, kind, weights, source, vocabulary, probe, head)
+    def begin(place: Path) -> None:
+        save_hf(place, config, weights)
+        write_texts(place, vocabulary.files | source.kept_files, vocabulary.made)
 
-    return FolderResult(source, report, probe, run, config, weights, vocabulary, kind, head)
+    def run(place: Path) -> tuple[Outputs, Outputs]:
+        return outputs_of_folder(place, kind, weights, source, vocabulary, probe, head)
+
+    def finish(place: Path, differences: dict[str, float], log: Log) -> None:
+        longest = int(source.values["max_positions"])
+        log(f"closing   {check_written(place, source, kind, config, vocabulary.rows, longest, head)}")
+
+    return Result(source, report, probe, run, begin, finish)

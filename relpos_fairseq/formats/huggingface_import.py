@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq import heads
-from relpos_fairseq.conversion import hf_deberta
-from relpos_fairseq.conversion.huggingface_folder import (
+from relpos_fairseq.conversion.layouts import ENCODER, VERSION, State, encode_text
+from relpos_fairseq.conversion.report import PADDING, ConversionError, Outputs
+from relpos_fairseq.formats import hf_deberta
+from relpos_fairseq.formats.huggingface_folder import (
     ACTIVATIONS,
     DISENTANGLED,
     KINDS,
@@ -30,13 +32,14 @@ from relpos_fairseq.conversion.huggingface_folder import (
     Folder,
     read_folder,
 )
-from relpos_fairseq.conversion.in_transformers import run_in_transformers, transformers_release
-from relpos_fairseq.conversion.layouts import ENCODER, VERSION, State, encode_text
-from relpos_fairseq.conversion.ledger import KEPT, USED
-from relpos_fairseq.conversion.report import PADDING, ConversionError, Outputs
-from relpos_fairseq.conversion.source import DEFAULTS, EncoderSource
+from relpos_fairseq.formats.in_transformers import run_in_transformers, transformers_release
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
+from relpos_fairseq.saved.checkpoint import ROBERTA
+from relpos_fairseq.saved.identity import DEFAULTS
+from relpos_fairseq.saved.ledger import KEPT, USED
+from relpos_fairseq.saved.model import Origin, SavedModel
 from relpos_fairseq.schemes import scheme_class
+from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
 EMBEDDING = f"{ENCODER}.embed_tokens.weight"
 # Keys of config.json that are written as they were.
@@ -51,8 +54,8 @@ SHOWN_BY = {
 SHOWN_BY[CHOICES.kind] = SHOWN_BY[CLASSIFIER.kind]
 
 
-def read_huggingface(path: Path) -> EncoderSource:
-    """Read a BERT, RoBERTa, XLM-R or DeBERTa folder as a source.
+def read_huggingface(path: Path) -> SavedModel:
+    """Read a BERT, RoBERTa, XLM-R or DeBERTa folder.
 
     Raises:
         ConversionError: as `read_folder`.
@@ -66,29 +69,34 @@ def read_huggingface(path: Path) -> EncoderSource:
     bias, types = folder.state.get(LM_BIAS), len(folder.state["token_types"])
     state, values = from_hf(folder)
     classes = classes_of(state, folder.config, folder.head, path)
-    source = EncoderSource(
+    saved = SavedModel.of(
+        path,
+        ROBERTA,
+        DEFAULTS | values,
+        state,
+        _task(folder, len(state.get(SHOWN_BY[CLASSIFIER.kind], ()))),
         kind=f"Hugging Face's {folder.family.name}",
-        path=path,
-        state=state,
-        values=DEFAULTS | values,
-        vocabulary=folder.vocabulary,
-        files=folder.vocabulary.files,
-        notes=folder.notes,
-        task=_task(folder, len(state.get(SHOWN_BY[CLASSIFIER.kind], ()))),
-        labels=labels_of(folder.config, classes),
-        problem=folder.config.get("problem_type"),
-        head=head.suffix,
-        family=folder.family.name,
-        named={key: folder.config[key] for key in NAMED if folder.config.get(key)},
-        kept=folder.kept,
-        ledger=folder.ledger,
+        origin=Origin(
+            family=folder.family.name,
+            head=head.suffix,
+            labels=labels_of(folder.config, classes),
+            problem_type=folder.config.get("problem_type"),
+            named={key: folder.config[key] for key in NAMED if folder.config.get(key)},
+            kept=folder.kept,
+            kept_files=sorted(folder.ledger.named("files", KEPT)),
+            rows=folder.vocabulary.rows,
+        ),
         library=transformers_release(),
         outputs=lambda tokens, segments: _run(folder, kinds, bias, tokens, segments if types > 1 else None),
+        files=folder.vocabulary.files,
+        texts=folder.vocabulary.made | {DICTIONARY: folder.vocabulary.dictionary()},
+        ledger=folder.ledger,
+        notes=folder.notes,
     )
-    state[VERSION] = encode_text(source.plan.describe())
+    state[VERSION] = encode_text(saved.plan.describe())
     folder.ledger.mark("keys", USED, folder.config.read)
-    source.kept_files = {name: path / name for name in folder.ledger.named("files", KEPT)}
-    return source
+    saved.kept_files = {name: path / name for name in saved.origin.kept_files}
+    return saved
 
 
 def _run(folder: Folder, kinds: list[str], bias: Tensor | None, tokens: Tensor, segments: Tensor | None) -> Outputs:

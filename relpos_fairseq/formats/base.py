@@ -1,4 +1,4 @@
-"""Read a model to convert, in whichever library's format it is."""
+"""Read a model of whichever library: one table says which format knows a file or folder."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relpos_fairseq.conversion import exported
-from relpos_fairseq.conversion.checkpoints import from_checkpoint, read_file
-from relpos_fairseq.conversion.config_keys import read_config
-from relpos_fairseq.conversion.huggingface_folder import FAMILIES
-from relpos_fairseq.conversion.huggingface_import import read_huggingface
-from relpos_fairseq.conversion.marian import MARIAN, read_marian
-from relpos_fairseq.conversion.opennmt import read_opennmt
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.conversion.source import EncoderSource, Source
-from relpos_fairseq.conversion.transformer_xl_original import is_original_xl, read_original_xl
-from relpos_fairseq.conversion.vocabulary import symbols_of
+from relpos_fairseq.formats import exported
+from relpos_fairseq.formats.config_keys import read_config
+from relpos_fairseq.formats.fairseq import from_checkpoint, read_file
+from relpos_fairseq.formats.huggingface_folder import FAMILIES
+from relpos_fairseq.formats.huggingface_import import read_huggingface
+from relpos_fairseq.formats.marian import MARIAN, read_marian
+from relpos_fairseq.formats.opennmt import read_opennmt
+from relpos_fairseq.formats.transformer_xl_original import is_original_xl, read_original_xl
+from relpos_fairseq.formats.vocabulary import symbols_of
+from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text.assets import asset_files_of, find_assets, label_names, text_folders
 
 
-def read(path: Path, data: Path | None = None, length: int | None = None) -> Source:
+def read(path: Path, data: Path | None = None, length: int | None = None) -> SavedModel:
     """Read a model: a checkpoint of fairseq's, ours or OpenNMT-py's, a released Transformer-XL, a transformers folder.
 
     Args:
@@ -32,28 +32,27 @@ def read(path: Path, data: Path | None = None, length: int | None = None) -> Sou
     Raises:
         ConversionError: it is absent, truncated, or no model that is converted here, or `data` says nothing of it.
     """
-    path = _model_in(path)
-    source = _read(path, data, length)
-    if isinstance(source, EncoderSource) and source.vocabulary is None:
-        return _with_text(source, data)
-    if data is not None and not is_original_xl(path):
-        raise ConversionError(f"--data {data}: {path} has its own vocabulary: leave it out")
-    return source
+    saved = _read(_model_in(path), data, length)
+    if saved.is_encoder and not saved.texts:
+        _find_text(saved, data)
+    elif data is not None and "data" not in saved.takes:
+        raise ConversionError(f"--data {data}: {saved.path} has its own vocabulary: leave it out")
+    return saved
 
 
-def read_encoder(path: Path) -> EncoderSource:
+def read_encoder(path: Path) -> SavedModel:
     """Read a BERT or RoBERTa, without looking for its text.
 
     Raises:
         ConversionError: as `read`, or the model generates.
     """
-    source = _read(_model_in(path), None, None)
-    if not isinstance(source, EncoderSource):
+    saved = _read(_model_in(path), None, None)
+    if not saved.is_encoder:
         raise ConversionError(f"{path} holds a model that generates: give a RoBERTa or BERT")
-    return source
+    return saved
 
 
-def _read(path: Path, data: Path | None, length: int | None) -> Source:
+def _read(path: Path, data: Path | None, length: int | None) -> SavedModel:
     """Read a model by the one format that knows it.
 
     Raises:
@@ -79,7 +78,7 @@ class Format:
 
     name: str  # in the error that lists all
     recognises: Callable[[Path, Content], bool]
-    read: Callable[[Path, Content, Path | None, int | None], Source]
+    read: Callable[[Path, Content, Path | None, int | None], SavedModel]
 
 
 def _says(*kinds: str) -> Callable[[Path, Content], bool]:
@@ -132,23 +131,23 @@ def _model_in(path: Path) -> Path:
     return files[0]
 
 
-def _with_text(source: EncoderSource, data: Path | None) -> EncoderSource:
+def _find_text(saved: SavedModel, data: Path | None) -> None:
     """Find a checkpoint's dictionary, tokenizer and names of classes in `data`, or in `text/` beside it.
 
     Raises:
         ConversionError: `data` holds none.
     """
     if data is not None:
-        source.files = asset_files_of(data)
-        if not source.files:
+        saved.files = asset_files_of(data)
+        if not saved.files:
             raise ConversionError(f"--data {data} holds neither dict.txt nor a tokenizer")
-        rows = len(symbols_of(source.files)) or source.rows
-        if rows != source.rows:
-            raise ConversionError(f"--data {data}: its dict.txt makes {rows} rows, and the model has {source.rows}")
-    elif source.path.is_file() and text_folders(source.path.parent):
-        data = find_assets(source.path, None)
-        source.files = asset_files_of(data)
-    name = f"classification_heads.{source.task.get('classification_head_name')}.out_proj.weight"
-    if not source.labels and name in source.state and not source.task.get("regression_target"):
-        source.labels = label_names(data or source.path.parent, len(source.state[name]))
-    return source
+        own = saved.rows
+        rows = len(symbols_of(saved.files)) or own
+        if rows != own:
+            raise ConversionError(f"--data {data}: its dict.txt makes {rows} rows, and the model has {own}")
+    elif saved.path.is_file() and text_folders(saved.path.parent):
+        data = find_assets(saved.path, None)
+        saved.files = asset_files_of(data)
+    name = f"classification_heads.{saved.task.get('classification_head_name')}.out_proj.weight"
+    if not saved.origin.labels and name in saved.state and not saved.task.get("regression_target"):
+        saved.origin.labels = label_names(data or saved.path.parent, len(saved.state[name]))

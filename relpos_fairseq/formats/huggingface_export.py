@@ -22,29 +22,41 @@ from torch.nn.functional import cross_entropy
 from relpos_fairseq import heads
 from relpos_fairseq.config import OPTIONS
 from relpos_fairseq.conversion.algebra import convert
-from relpos_fairseq.conversion.closing_check import NotOpenedError, check_folder
-from relpos_fairseq.conversion.huggingface_folder import ACTIVATIONS, FAMILIES, LM_BIAS, LM_WEIGHT, SCHEMES, Family
-from relpos_fairseq.conversion.huggingface_import import EMBEDDING, SHOWN_BY
-from relpos_fairseq.conversion.in_transformers import run_in_transformers
 from relpos_fairseq.conversion.layouts import ENCODER, State
-from relpos_fairseq.conversion.names import NEXT_SENTENCE, Names, matching
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError, Outputs, Probe
-from relpos_fairseq.conversion.source import EncoderSource, plan_of, separators_of
-from relpos_fairseq.conversion.vocabulary import Vocabulary, of_checkpoint, symbols_of
-from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, PRE_TRAINING, SPANS, TOKENS, Head
+from relpos_fairseq.formats.closing_check import NotOpenedError, check_folder
+from relpos_fairseq.formats.huggingface_folder import ACTIVATIONS, FAMILIES, LM_BIAS, LM_WEIGHT, SCHEMES, Family
+from relpos_fairseq.formats.huggingface_import import EMBEDDING, SHOWN_BY
+from relpos_fairseq.formats.in_transformers import run_in_transformers
+from relpos_fairseq.formats.names import NEXT_SENTENCE, Names, matching
+from relpos_fairseq.formats.vocabulary import Vocabulary, of_checkpoint, symbols_of, tokenizer_place
+from relpos_fairseq.heads import (
+    CHOICES,
+    CLASSIFIER,
+    MASKED_LM,
+    MODEL,
+    PRE_TRAINING,
+    RANKING,
+    REGRESSION,
+    SPANS,
+    TOKENS,
+    Head,
+    classifier_of,
+)
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
+from relpos_fairseq.saved.identity import plan_of
+from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class
 from relpos_fairseq.text import MASK, SPECIAL
 from relpos_fairseq.text.assets import Text, TokenizerText
 from relpos_fairseq.text.dictionary import BOS, EOS, UNKNOWN
-from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.folders import SETTINGS
 from relpos_fairseq.text.transformers_files import tried_ids
 
 
 def to_hf(
-    source: EncoderSource, family_name: str, vocabulary: Vocabulary, head: str | None
+    source: SavedModel, family_name: str, vocabulary: Vocabulary, head: str | None
 ) -> tuple[dict[str, Any], dict[str, Tensor], ConversionReport]:
     """Return config.json, tensors and a conversion report of a Hugging Face model that computes what `source` does.
 
@@ -82,7 +94,7 @@ def to_hf(
     return config, weights, report
 
 
-def _check(source: EncoderSource, family: Family) -> None:
+def _check(source: SavedModel, family: Family) -> None:
     """Raise an error if a relpos_roberta has a part that Hugging Face's family lacks.
 
     Raises:
@@ -104,7 +116,7 @@ def _check(source: EncoderSource, family: Family) -> None:
             raise ConversionError(f"Hugging Face's {family.name} cannot express {what}")
 
 
-def _expressible(source: EncoderSource) -> tuple[type[PositionScheme], State, ConversionReport]:
+def _expressible(source: SavedModel) -> tuple[type[PositionScheme], State, ConversionReport]:
     """Convert `source` to the first of Hugging Face's schemes (`SCHEMES`) that expresses it without loss.
 
     Returns:
@@ -130,7 +142,7 @@ def _expressible(source: EncoderSource) -> tuple[type[PositionScheme], State, Co
     raise ConversionError(f"Hugging Face's BERT and RoBERTa have {kinds} alone: {'; '.join(reasons)}")
 
 
-def _positions(scheme: type[PositionScheme], state: State, source: EncoderSource, family: Family, offset: int) -> int:
+def _positions(scheme: type[PositionScheme], state: State, source: SavedModel, family: Family, offset: int) -> int:
     """Make Hugging Face's tables of positions and token types in `state`; return max_position_embeddings.
 
     A table of absolute positions gets `offset` rows of zeros before its first.
@@ -148,7 +160,7 @@ def _positions(scheme: type[PositionScheme], state: State, source: EncoderSource
         state["positions"] = state[EMBEDDING].new_zeros(length, width)
     types = state.pop(f"{shared}.{int(scheme.has_position_table())}.table", None)
     if types is None:
-        had = source.named.get("type_vocab_size") if family.name == source.family else None
+        had = source.origin.named.get("type_vocab_size") if family.name == source.origin.family else None
         types = state[EMBEDDING].new_zeros(had or (2 if family.name == "bert" else 1), width)
     elif family.name != "bert" and bool((types == types[:1]).all()):
         types = types[:1].clone()
@@ -164,14 +176,18 @@ def _heads(state: State) -> dict[str, str]:
     return {name.split(".")[1]: name.split(".")[0] for name in state if name.split(".")[0] in _PLACES}
 
 
-def own_head(source: EncoderSource) -> str | None:
+def own_head(source: SavedModel) -> str | None:
     """Return our name of the head with which a folder was read, for the way back; None: another head, or no folder."""
-    mine = [name for name, place in _heads(source.state).items() if source.kind_of(place, name).suffix == source.head]
+    mine = [
+        name
+        for name, place in _heads(source.state).items()
+        if head_at(source, place, name).suffix == source.origin.head
+    ]
     return mine[0] if len(mine) == 1 else None
 
 
 def _take_head(
-    source: EncoderSource, state: State, family: Family, head: str | None, report: ConversionReport
+    source: SavedModel, state: State, family: Family, head: str | None, report: ConversionReport
 ) -> tuple[Head, dict[str, Tensor]]:
     """Leave one head in `state`, under the name that the library's has here.
 
@@ -187,20 +203,20 @@ def _take_head(
     if head is not None and head not in found:
         raise ConversionError(f"--head {head}: the model has {', '.join(found) or 'no head but the masked LM'}")
     taken = {name: state.pop(name) for name in list(state) if name.split(".")[0] in _PLACES}
-    same = source.family in FAMILIES and FAMILIES[source.family].prefix == family.prefix
-    kept = {name: value.clone() for name, value in source.kept.items()} if same else {}
+    same = source.origin.family in FAMILIES and FAMILIES[source.origin.family].prefix == family.prefix
+    kept = {name: value.clone() for name, value in source.origin.kept.items()} if same else {}
     if not same:
-        report.dropped += [f"tensor {name}: {family.name} has none" for name in source.kept]
+        report.dropped += [f"tensor {name}: {family.name} has none" for name in source.origin.kept]
     if head is None:
         report.dropped += [f"head {left}: --head {left} exports it" for left in sorted(found)]
-        if not (same and source.head == MODEL.suffix):
+        if not (same and source.origin.head == MODEL.suffix):
             return PRE_TRAINING if any(matching(name, [NEXT_SENTENCE]) for name in kept) else MASKED_LM, kept
     for name in [name for name in state if name.startswith("encoder.lm_head.")]:
         del state[name]
     if head is None:
         return MODEL, kept
     report.step("the masked LM head is left out")
-    kind = source.kind_of(found[head], head)
+    kind = head_at(source, found[head], head)
     ours = SHOWN_BY[kind.kind].removesuffix("out_proj.weight")
     mine = f"{found[head]}.{head}."
     state |= {ours + name.removeprefix(mine): value for name, value in taken.items() if name.startswith(mine)}
@@ -208,20 +224,21 @@ def _take_head(
     return kind, {name: value for name, value in kept.items() if made.ours(family.plain(name)) is None}
 
 
-def _classes(source: EncoderSource, kind: Head, classes: int) -> dict[str, Any]:
+def _classes(source: SavedModel, kind: Head, classes: int) -> dict[str, Any]:
     """Return what config.json says of a classifier with so many outputs: its problem, and the names of its classes."""
-    problem = source.problem_of(classes) if kind is CLASSIFIER else None
+    problem = problem_of(source, classes) if kind is CLASSIFIER else None
     said = {"problem_type": problem} if problem else {}
-    if len(source.named.get("id2label", ())) == classes:
-        return said | {key: source.named[key] for key in ("id2label", "label2id") if key in source.named}
-    names = source.labels if len(source.labels) == classes else [f"LABEL_{number}" for number in range(classes)]
+    named, labels = source.origin.named, source.origin.labels
+    if len(named.get("id2label", ())) == classes:
+        return said | {key: named[key] for key in ("id2label", "label2id") if key in named}
+    names = labels if len(labels) == classes else [f"LABEL_{number}" for number in range(classes)]
     return said | {
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},
     }
 
 
-def _config(source: EncoderSource, family: Family, vocabulary: Vocabulary) -> dict[str, Any]:
+def _config(source: SavedModel, family: Family, vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the entries of config.json that depend neither on the head nor on positions."""
     values = source.values
     theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
@@ -261,21 +278,42 @@ def save_hf(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) ->
     (folder / "config.json").write_text(text, encoding="utf-8")
 
 
-def export_order(source: EncoderSource) -> Vocabulary:
+def head_at(source: SavedModel, place: str, name: str) -> Head:
+    """Return the kind of a head by its place (`classification_heads`, ...) and name in a RoBERTa."""
+    if place == "classification_heads":
+        ranks = source.task.get("_name") == RANKING and name == classifier_of(source.task)
+        return CHOICES if ranks else CLASSIFIER
+    return SPANS if place == "span_heads" else TOKENS
+
+
+def problem_of(source: SavedModel, classes: int) -> str | None:
+    """Return transformers' problem_type of a classifier; None: transformers decides, as in the folder that it was."""
+    regression = classes == 1 or source.task.get("regression_target")
+    return source.origin.problem_type or (REGRESSION if regression and not source.origin.head else None)
+
+
+def separators_of(task: dict[str, Any]) -> int | None:
+    """Return the number of further </s> between the texts of a pair, 0 or 1, from a task's options; None: not said."""
+    if task.get("_name") in ("sentence_prediction", RANKING):
+        return int(task.get("separator_token") is not None)
+    return int(task["separators"]) - 1 if task.get("separators") in ("1", "2") else None
+
+
+def export_order(source: SavedModel) -> Vocabulary:
     """Return the order that the embedding's rows get in the Hugging Face model of a relpos_roberta.
 
     A model that was converted to relpos_roberta gets back the order that it had before; for others see
     `of_checkpoint`.
     """
     segments, longest = source.plan.segment_encoding == "input", int(source.values["max_positions"])
-    return of_checkpoint(source.files, source.rows, source.source_rows, separators_of(source.task), segments, longest)
+    return of_checkpoint(source.files, source.rows, source.origin.rows, separators_of(source.task), segments, longest)
 
 
 def outputs_of_folder(
     folder: Path,
     kind: Head,
     weights: dict[str, Tensor],
-    source: EncoderSource,
+    source: SavedModel,
     vocabulary: Vocabulary,
     probe: Probe,
     chosen: str | None = None,
@@ -316,7 +354,7 @@ def outputs_of_folder(
 
 def check_written(
     folder: Path,
-    source: EncoderSource,
+    source: SavedModel,
     head: Head,
     config: dict[str, Any],
     numbers: list[int],
@@ -345,7 +383,7 @@ def check_written(
     names = names if head in (CLASSIFIER, TOKENS) else None
     problem = heads.problem_of(config.get("problem_type"), len(names or ()))
     number_of = {symbol: n for symbol, n in zip(symbols_of(source.files), numbers, strict=False) if n >= 0}
-    place = next((path.parent for path in source.files if path.name != DICTIONARY), None)
+    place = tokenizer_place(source.files)
     text = own if trust else TokenizerText(place) if place and (folder / SETTINGS).is_file() else None
     longest = text.tokenizer.longest(longest) if isinstance(text, TokenizerText) else longest
     pipeline = head.pipeline if head is not MASKED_LM or MASK in number_of else ""
@@ -383,7 +421,7 @@ def check_written(
         raise ConversionError(f"the folder is not written: {error}") from None
 
 
-def _with_head(source: EncoderSource, head: Head, chosen: str | None) -> Callable[[Tensor, Tensor | None], Outputs]:
+def _with_head(source: SavedModel, head: Head, chosen: str | None) -> Callable[[Tensor, Tensor | None], Outputs]:
     """Return what runs a relpos_roberta with a head on rows and segments, the latter as far as it reads them.
 
     For multiple choice the rows are the choices of one question.
