@@ -44,16 +44,14 @@ def connect_ours() -> None:
     """Let fairseq's tasks and trainer serve our models; nothing changes for any other."""
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
-    from relpos_fairseq.formats import on_load
-    from relpos_fairseq.inference.checkpoints import hooks
+    from relpos_fairseq.inference.checkpoints import hooks, load_hooks
     from relpos_fairseq.models.pruning import prune_before_building
     from relpos_fairseq.patches.training import keep_bf16_off_tpu
     from relpos_fairseq.tasks import sentence_pairs
 
     sentence_pairs.supply_segments()
     prune_before_building()
-    on_load.convert_on_load()
-    hooks.compare_text_on_load()
+    load_hooks.replace_loaders()
     hooks.save_assets_with_checkpoints()
     hooks.install_text_hub()
     hooks.tell_length_of_generation()

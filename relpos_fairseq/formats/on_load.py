@@ -10,8 +10,6 @@ models' outputs are not.
 from __future__ import annotations
 
 import logging
-import os
-from contextvars import ContextVar
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,51 +34,6 @@ _MUST_AGREE = (
     *("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim", "encoder_attention_heads"),
     *("activation_fn", "layer_norm_eps", "encoder_normalize_before", "no_layernorm_embedding"),
 )
-# The model that the trainer loads a checkpoint into, whether --finetune-from-model names the checkpoint, and whether
-# optimizer and memory begin anew.
-_loading: ContextVar[tuple[nn.Module | None, bool, bool]] = ContextVar("loading", default=(None, False, False))
-
-
-def convert_on_load() -> None:
-    """Patch fairseq's trainer to convert the checkpoint of --finetune-from-model; the plugin calls this function."""
-    from fairseq import checkpoint_utils
-    from fairseq.trainer import Trainer
-
-    from relpos_fairseq.models.pruning import NOTHING, prune_checkpoint, pruning_of_checkpoint
-    from relpos_fairseq.patches.table import replaces
-
-    @replaces(Trainer, "load_checkpoint")
-    def load_checkpoint(original, self, filename, reset_optimizer=False, *args, **kwargs):
-        begins = filename == self.cfg.checkpoint.finetune_from_model
-        if begins and os.path.isdir(filename):
-            raise ConversionError(
-                f"--finetune-from-model {filename} is a folder: give the model.pt in it; a Hugging "
-                f"Face folder is converted by relpos convert first"
-            )
-        forgets = begins or self.cfg.checkpoint.reset_dataloader or not hasattr(self.task, "set_checkpoint_dict")
-        token = _loading.set((self.get_model(), begins, reset_optimizer and forgets))
-        try:
-            return original(self, filename, reset_optimizer, *args, **kwargs)
-        finally:
-            _loading.reset(token)
-
-    @replaces(checkpoint_utils, "load_checkpoint_to_cpu")
-    def load_checkpoint_to_cpu(original, path, *args, **kwargs):
-        from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-
-        checkpoint = original(path, *args, **kwargs)
-        model, converts, resets = _loading.get()
-        pruning = pruning_of_checkpoint(checkpoint) if model is None else getattr(model, "pruning", NOTHING)
-        if prune_checkpoint(checkpoint, pruning, path, resumes=not converts) and not (model is None or resets):
-            raise ConversionError(
-                f"{path} has layers that are not kept, and an optimizer or memory for all of them: give "
-                f"--reset-optimizer --reset-dataloader, or begin by --finetune-from-model"
-            )
-        if isinstance(model, RelPosRobertaModel):
-            prepare(checkpoint, path, model, converts)
-        elif converts:
-            prepare_sides(checkpoint, path, model)
-        return checkpoint
 
 
 def prepare(checkpoint: dict[str, Any], path: str, model: RelPosRobertaModel, converts: bool) -> None:

@@ -1,11 +1,10 @@
-"""Patches of what fairseq gets wrong in saving and loading checkpoints; `table.py` says what each replaces.
+"""Patches of what fairseq gets wrong in saving and loading checkpoints; README.md says what each is for.
 
 A patch is given the original function first, and then its arguments.
 """
 
 import argparse
 import collections
-import contextvars
 import logging
 import os
 import re
@@ -47,8 +46,6 @@ OTHER_ROWS = re.compile(  # of embeddings of one width
     r"from checkpoint, the shape in current model is torch\.Size\(\[(\d+), (?P=width)\]\)"
 )
 _criterion: list = []  # that of the checkpoint that was loaded last, and its path
-# The config of the checkpoint that a trainer reads is put there; None outside of such calls.
-_trained: contextvars.ContextVar[list | None] = contextvars.ContextVar("_trained", default=None)
 SCHEDULER = "lr_scheduler"
 PRECISIONS = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16")
 OF_TRAINING = ("common", "dataset", "optimization", "checkpoint", "distributed_training")  # parts of a config
@@ -64,7 +61,7 @@ def allow_checkpoint_types() -> None:
     torch.serialization.add_safe_globals([*PLAIN, *CONFIG, *NUMPY, *MAKERS, *named])
 
 
-def load_checkpoint_to_cpu(original, path, *args, **kwargs):
+def read_whole(original, path, *args, **kwargs):
     """Name a broken or malicious checkpoint in one line, where torch advises to run its code."""
     with loading(path):
         try:
@@ -78,19 +75,15 @@ def load_checkpoint_to_cpu(original, path, *args, **kwargs):
         saved = saved_options(state)
         if saved is not None and (saved.model_name or "").startswith("relpos_"):
             check_finite(state["model"], path)
-    if (read := _trained.get()) is not None:
-        read.append(state.get("cfg"))
     return state
 
 
-def load_model_ensemble_and_task(
-    original, filenames, arg_overrides=None, task=None, strict=True, suffix="", num_shards=1, state=None
-):
+def load_each(original, filenames, arg_overrides, task, *args):
     """Name the checkpoint whose options make no model or task, or whose tensors are another model's."""
     models, cfg = [], None
     for path in filenames:
         with building(path) if os.path.exists(path) else nullcontext():  # of shards, or absent
-            made, cfg, task = original([path], arg_overrides, task, strict, suffix, num_shards, state)
+            made, cfg, task = original([path], arg_overrides, task, *args)
         models += made
         _criterion[:] = [(cfg.get("criterion"), path)]
     return models, cfg, task
@@ -173,17 +166,15 @@ def _patience() -> dict:
     return vars(getattr(running("fairseq_cli.train"), "should_stop_early", SimpleNamespace()))
 
 
-def load_checkpoint(original, self, filename, reset_optimizer=False, reset_lr_scheduler=False, *args, **kwargs):
+def load_or_explain(original, read, trainer, filename, reset_optimizer, *args, **kwargs):
     """Say what disagrees: positions, the dictionary, the model's sizes, or the optimizer and its schedule."""
-    read: list = []  # the config of the checkpoint
-    token, refusal = _trained.set(read), None
+    refusal = None
     try:
-        loaded = original(self, filename, reset_optimizer, reset_lr_scheduler, *args, **kwargs)
+        loaded = original(trainer, filename, reset_optimizer, *args, **kwargs)
     except Exception as error:
         refusal = error
-    finally:
-        _trained.reset(token)
-    told, here = (training_of(read[-1]), training_of(self.cfg)) if read else ({}, {})
+    cfg = read[-1][0]["cfg"] if read else None  # of the checkpoint, if this process has read it
+    told, here = (training_of(cfg), training_of(trainer.cfg)) if read else ({}, {})
     others = [name for name in told if _plain(told[name]) != _plain(here.get(name))]
     if isinstance(refusal, AssertionError) and "please reset the optimizer" in str(refusal):
         raise _disagreement(filename, told, here, others or list(told), "--reset-optimizer") from None
@@ -191,10 +182,10 @@ def load_checkpoint(original, self, filename, reset_optimizer=False, reset_lr_sc
         raise _disagreement(filename, told, here, [SCHEDULER], "--reset-lr-scheduler") from None
     if refusal is not None:
         with reading(filename, "a checkpoint of such a training", "give its flags, or another checkpoint"):
-            raise _explained(refusal, filename, read[-1] if read else None, self) from None
+            raise _explained(refusal, filename, cfg, trainer) from None
     if "optimizer" in others and not reset_optimizer:  # in bf16 fairseq takes its state, and fails at the first step
         raise _disagreement(filename, told, here, others, "--reset-optimizer")
-    inner = getattr(self.optimizer, "optimizer", None) if read and not reset_optimizer else None
+    inner = getattr(trainer.optimizer, "optimizer", None) if read and not reset_optimizer else None
     if isinstance(inner, torch.optim.Optimizer):
         with building(filename):
             _check_optimizer(inner)

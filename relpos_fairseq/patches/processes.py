@@ -52,18 +52,13 @@ TASKS = {
 }
 
 
-def wrap_on_cpu(original, module, device_ids=None, output_device=None, **kwargs):
-    """Give torch's DistributedDataParallel no device where the parameters are on a CPU."""
+def wrap(original, module, device_ids=None, output_device=None, **kwargs):
+    """Give torch's DDP no device where parameters are on a CPU; let it look for layers that LayerDrop left out."""
     if all(parameter.device.type == "cpu" for parameter in module.parameters()):
         device_ids = output_device = None
-    return original(module=module, device_ids=device_ids, output_device=output_device, **kwargs)
-
-
-def find_dropped_layers(original, module, *args, **kwargs):
-    """Let torch's DistributedDataParallel look for the layers that LayerDrop left out, which get no gradient."""
-    if any(isinstance(part, LayerDropModuleList) and part.p > 0 for part in module.modules()):
+    if any(isinstance(part, LayerDropModuleList) and part.p > 0 for part in module.modules()):  # no gradient for them
         kwargs["find_unused_parameters"] = True
-    return original(module, *args, **kwargs)
+    return original(module=module, device_ids=device_ids, output_device=output_device, **kwargs)
 
 
 def train_step(original, self, *args, **kwargs):
@@ -178,18 +173,16 @@ def all_gather_list(original, data, group=None, max_size=16384):
     return gathered
 
 
-def load_model_ensemble_and_task(original, *args, **kwargs):
+def count_samples_once(task):
     """Let the task of an evaluation count every sample once, on however many processes.
 
     fairseq-validate evaluates the empty batches that make its shares equal, and fairseq-eval-lm prints the first
     process's share as if it were all: here each process reads all, and the first one prints.
     """
-    models, cfg, task = original(*args, **kwargs)
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         valid_step, loader = task.valid_step, getattr(task, "eval_lm_dataloader", None)
         task.valid_step = lambda sample, *more: valid_step(sample, *more) if sample else (0, 0, {})
         task.eval_lm_dataloader = lambda **options: loader(**options | {"num_shards": 1, "shard_id": 0})
-    return models, cfg, task
 
 
 def refuse_copies(args: Any) -> None:

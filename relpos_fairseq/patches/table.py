@@ -24,7 +24,6 @@ from fairseq.dataclass import initialize
 from fairseq.file_io import PathManager
 from fairseq.models.transformer import TransformerDecoderBase
 from fairseq.modules.quantization.scalar import ops as scalar
-from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks import masked_lm, multilingual_language_modeling
 from fairseq.tasks.fairseq_task import FairseqTask, LegacyFairseqTask
 from fairseq.tasks.multilingual_language_modeling import MultilingualLanguageModelingTask
@@ -77,29 +76,22 @@ PATCHES: tuple[tuple[Any, str, Callable], ...] = (
     (TranslationTask, "begin_epoch", training.begin_epoch),
     (TranslationTask, "_inference_with_bleu", training.inference_with_bleu),
     (Trainer, "_build_optimizer", training.build_optimizer),
-    (Trainer, "load_checkpoint", checkpoints.load_checkpoint),
     (Trainer, "save_checkpoint", checkpoints.save_patience),
-    (checkpoint_utils, "load_checkpoint_to_cpu", checkpoints.load_checkpoint_to_cpu),
-    (checkpoint_utils, "load_model_ensemble_and_task", checkpoints.load_model_ensemble_and_task),
     (checkpoint_utils, "overwrite_args_by_name", checkpoints.overwrite_args_by_name),
     (checkpoint_utils, "load_checkpoint", checkpoints.restore),
-    (checkpoint_utils, "save_checkpoint", checkpoints.save_checkpoint),
     (TransformerDecoderBase, "upgrade_state_dict_named", checkpoints.upgrade_state_dict_named),
     (AdaptiveLoss, "forward", training.adaptive_loss),
     (multilingual_language_modeling, "ResamplingDataset", training.resample),
     (scalar, "emulate_int8_histogram", training.emulate_int8_histogram),
-    (SequenceGenerator, "_generate", training.generate),
     (TranslationMultiSimpleEpochTask, "build_generator", training.build_generator),
     (MultilingualLanguageModelingTask, "eval_lm_dataloader", training.eval_lm_dataloader),
     (PathManager, "copy", checkpoints.copy),
-    (wrapper, "DistributedDataParallel", processes.wrap_on_cpu),
-    (wrapper, "DistributedDataParallel", processes.find_dropped_layers),
+    (wrapper, "DistributedDataParallel", processes.wrap),
     (Trainer, "train_step", processes.train_step),
     (BufferedIterator, "_create_consumer", processes.create_consumer),
     (distributed, "call_main", processes.call_main),
     (distributed, "distributed_main", processes.distributed_main),
     (distributed, "all_gather_list", processes.all_gather_list),
-    (checkpoint_utils, "load_model_ensemble_and_task", processes.load_model_ensemble_and_task),
 )
 # The same of a command that is running already.
 PATCHES_OF_RUNNING: tuple[tuple[str, str, Callable], ...] = (

@@ -296,7 +296,9 @@ def test_folders_of_earlier_versions_find_their_classes():
 
 
 def test_other_models_are_refused(monkeypatch, tmp_path):
-    opened = SimpleNamespace(checkpoint={"cfg": None}, options=None, build_anyway=lambda _: (torch.nn.Linear(1, 1), None))
+    opened = SimpleNamespace(
+        checkpoint={"cfg": None}, options=None, build_anyway=lambda _: (torch.nn.Linear(1, 1), None)
+    )
     monkeypatch.setattr(decoders.SavedModel, "open", lambda path: opened)
     with pytest.raises(UserError, match="a Linear: give a translation or language model"):
         decoders.export_generating(tmp_path / "xl.pt", tmp_path / "out", None)

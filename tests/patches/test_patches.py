@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import relpos_fairseq  # noqa: F401
 from helpers.commands import relpos
-from relpos_fairseq.patches.checkpoints import allow_checkpoint_types, load_checkpoint, restore
+from relpos_fairseq.patches.checkpoints import allow_checkpoint_types, load_or_explain, restore
 
 
 def batches(function, count: int) -> list[int]:
@@ -375,7 +375,7 @@ def test_a_checkpoint_to_restore_is_there(tmp_path, suffix: str) -> None:
 def test_another_dictionary_is_named() -> None:
     """The trainer hides the sizes under a sentence about architectures."""
 
-    def load(self, filename: str, reset_optimizer: bool, reset_lr_scheduler: bool) -> None:
+    def load(self, filename: str, reset_optimizer: bool) -> None:
         one, other = torch.nn.Module(), torch.nn.Module()
         for module, rows in ((one, 9), (other, 12)):
             module.encoder = torch.nn.Module()
@@ -387,7 +387,7 @@ def test_another_dictionary_is_named() -> None:
 
     said = r"a\.pt has 9 rows in encoder\.embed_tokens\.weight, and the dictionary of the data 12: binarise the data"
     with pytest.raises(ValueError, match=said):
-        load_checkpoint(load, None, "a.pt")
+        load_or_explain(load, [], None, "a.pt", False)
 
 
 def test_a_process_leaves_its_group(config: DictConfig, alone: list[str]) -> None:

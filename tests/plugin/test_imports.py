@@ -6,10 +6,13 @@ The pure parts load torch at most; fairseq and this package may be imported in e
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import json
 import pkgutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -75,7 +78,7 @@ def test_pure_parts_load_torch_alone() -> None:
     """Every module of the pure parts in one process; then fairseq comes, and the plugin with it."""
     found = list(pkgutil.iter_modules([str(USER_DIR)], "relpos_fairseq."))
     modules = [one.name for one in found if not one.ispkg]
-    modules += ["relpos_fairseq.conversion", "relpos_fairseq.formats.on_load"]
+    modules.append("relpos_fairseq.conversion")
     for part in PURE:
         folder = USER_DIR.joinpath(*part.split("."))
         modules += [one.name for one in pkgutil.walk_packages([str(folder)], f"relpos_fairseq.{part}.")]
@@ -104,6 +107,21 @@ def test_the_plugin_registers(order: str) -> None:
     loaded, names = after(*ORDERS[order])
     assert loaded == ["torch", "fairseq", "relpos_fairseq.plugin"]
     assert OURS <= names
+
+
+def test_no_function_of_fairseq_is_replaced_twice() -> None:
+    """But the one before which hydra-train meets other processes, and begins a job of a sweep."""
+    table = importlib.import_module("relpos_fairseq.patches.table")
+    found = Counter(f"{owner}.{name}" for owner, name, _ in table.PATCHES_OF_RUNNING)
+    modules = {module for name, module in sys.modules.items() if name.partition(".")[0] == "fairseq"}
+    classes = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
+    for owner in modules | classes:
+        for name, function in vars(owner).items():
+            while inspect.isfunction(function):
+                found[f"{owner.__name__}.{name}"] += function.__code__.co_filename == table.__file__
+                function = getattr(function, "__wrapped__", None)
+    assert found["fairseq.checkpoint_utils.load_checkpoint_to_cpu"] == 1
+    assert [name for name, count in found.items() if count > 1] == ["fairseq_cli.train.add_defaults"]
 
 
 def imported(file: Path) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import copy
 import functools
 import logging
@@ -11,7 +10,7 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from relpos_fairseq.io.manifests import Manifest
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.modules.memory import Memory
 from relpos_fairseq.nn.packed import quantize
+from relpos_fairseq.patches import checkpoints, training
 from relpos_fairseq.patches.table import replaces
 from relpos_fairseq.patches.training import PINNED, options_of
 from relpos_fairseq.placement import Placement, generation_of
@@ -54,10 +54,6 @@ from relpos_fairseq.text.assets import (
 
 logger = logging.getLogger(__name__)
 PACKAGE = "relpos_fairseq."
-# What is done with each checkpoint that fairseq reads within a call; None outside of such calls.
-_reading: contextvars.ContextVar[Callable[[dict[str, Any], str], None] | None] = contextvars.ContextVar(
-    "reading", default=None
-)
 
 
 def is_ours(model: Any) -> bool:
@@ -153,7 +149,7 @@ def tell_length_of_generation() -> None:
     @replaces(SequenceGenerator, "_generate")  # through which every way into every search goes
     def search(original, self, sample, prefix_tokens=None, **kwargs):
         with generation_of(_longest(self, sample)):
-            return original(narrowed(self, prefix_tokens), sample, prefix_tokens, **kwargs)
+            return training.generate(original, narrowed(self, prefix_tokens), sample, prefix_tokens, **kwargs)
 
     @replaces(SequenceGeneratorWithAlignment, "generate")  # which reads what was written once more
     def generate(original, self, models, sample, **kwargs):
@@ -353,15 +349,22 @@ def remembering(decoder: Any, memory: Memory) -> Iterator[None]:
 
 
 def save_assets_with_checkpoints() -> None:
-    """Let fairseq's trainer write text/ and the card wherever it saves a model of this package."""
+    """Let fairseq's trainer keep hashes of the text, and write text/ and the card, wherever it saves our models."""
+
+    @replaces(Trainer, "state_dict")
+    def state_dict(original, self):
+        state = original(self)
+        if is_ours(self.get_model()):
+            state[provenance.KEY] = _record(self)
+        return state
 
     @replaces(checkpoint_utils, "save_checkpoint")
     def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
-        if not is_ours(trainer.get_model()):
-            return original(cfg, trainer, epoch_itr, val_loss)
-        name_languages(trainer.cfg.task, trainer.task)
-        saved = original(cfg, trainer, epoch_itr, val_loss)
-        if saved:
+        ours = is_ours(trainer.get_model())
+        if ours:
+            name_languages(trainer.cfg.task, trainer.task)
+        saved = checkpoints.save_checkpoint(original, cfg, trainer, epoch_itr, val_loss)
+        if ours and saved:
             folder = Path(saved).parent
             best = getattr(checkpoint_utils.save_checkpoint, "best", None)
             try:
@@ -411,57 +414,14 @@ def write_assets(folder: Path, task: Any) -> Path:
     return copy_assets(places[0], folder, places[1]) if places else folder / TEXT_FOLDER
 
 
-def compare_text_on_load() -> None:
-    """Let a training of our models keep hashes of its text, and every load of such a checkpoint compare them."""
-
-    @replaces(Trainer, "state_dict")
-    def state_dict(original, self):
-        state = original(self)
-        if is_ours(self.get_model()):
-            state[provenance.KEY] = _record(self)
-        return state
-
-    @replaces(checkpoint_utils, "load_checkpoint_to_cpu")
-    def load_checkpoint_to_cpu(original, path, *args, **kwargs):
-        state = original(path, *args, **kwargs)
-        if (read := _reading.get()) is not None:
-            read(state, path)
-        return state
-
-    @replaces(checkpoint_utils, "load_model_ensemble_and_task")
-    def load_model_ensemble_and_task(
-        original, filenames, arg_overrides=None, task=None, strict=True, suffix="", num_shards=1, state=None
-    ):
-        kept = [] if state is None else [(_hashes(state), filenames[0])]
-        token = _reading.set(lambda state, path: kept.append((_hashes(state), path)))
-        try:
-            loaded = original(filenames, arg_overrides, task, strict, suffix, num_shards, state)
-        finally:
-            _reading.reset(token)
-        for hashes, path in kept:
-            provenance.check_task(hashes, loaded[2], path)
-        return loaded
-
-    @replaces(Trainer, "load_checkpoint")
-    def load_checkpoint(original, self, filename, reset_optimizer=False, *args, **kwargs):
-        def compare(state: dict[str, Any], path: str) -> None:
-            try:
-                provenance.check_task(state, self.task, path)
-            except UserError as error:
-                if not reset_optimizer:
-                    raise
-                logger.warning("%s; a training that begins with its parameters goes on", error)
-
-        token = _reading.set(compare)
-        try:
-            return original(self, filename, reset_optimizer, *args, **kwargs)
-        finally:
-            _reading.reset(token)
-
-
-def _hashes(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a checkpoint that is compared, without its tensors."""
-    return {provenance.KEY: state.get(provenance.KEY)}
+def compare_text(state: dict[str, Any], task: Any, path: str, begins_anew: bool) -> None:
+    """Compare a checkpoint's hashes with a trainer's task; a training that takes parameters alone is warned."""
+    try:
+        provenance.check_task(state, task, path)
+    except UserError as error:
+        if not begins_anew:
+            raise
+        logger.warning("%s; a training that begins with its parameters goes on", error)
 
 
 def _record(trainer: Trainer) -> dict[str, dict[str, str]]:

@@ -1,0 +1,3 @@
+"""Models of other libraries as ours, and ours as theirs: one file a library."""
+
+import fairseq  # noqa: F401  (the plugin registers first)
