@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.formats import exported
-from relpos_fairseq.formats.config_keys import read_config
+from relpos_fairseq.formats.exported import CONFIGS, read_exported
 from relpos_fairseq.formats.fairseq import from_checkpoint, read_file
 from relpos_fairseq.formats.huggingface_folder import FAMILIES
 from relpos_fairseq.formats.huggingface_import import read_huggingface
 from relpos_fairseq.formats.marian import MARIAN, read_marian
 from relpos_fairseq.formats.opennmt import read_opennmt
 from relpos_fairseq.formats.transformer_xl_original import is_original_xl, read_original_xl
+from relpos_fairseq.formats.transformers_folder import read_config
 from relpos_fairseq.formats.vocabulary import symbols_of
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text.assets import asset_files_of, find_assets, label_names, text_folders
@@ -32,7 +32,7 @@ def read(path: Path, data: Path | None = None, length: int | None = None) -> Sav
     Raises:
         ConversionError: it is absent, truncated, or no model that is converted here, or `data` says nothing of it.
     """
-    saved = _read(_model_in(path), data, length)
+    saved = _read(_model_in(path), data=data, max_positions=length)
     if saved.is_encoder and not saved.texts:
         _find_text(saved, data)
     elif data is not None and "data" not in saved.takes:
@@ -46,14 +46,14 @@ def read_encoder(path: Path) -> SavedModel:
     Raises:
         ConversionError: as `read`, or the model generates.
     """
-    saved = _read(_model_in(path), None, None)
+    saved = _read(_model_in(path))
     if not saved.is_encoder:
         raise ConversionError(f"{path} holds a model that generates: give a RoBERTa or BERT")
     return saved
 
 
-def _read(path: Path, data: Path | None, length: int | None) -> SavedModel:
-    """Read a model by the one format that knows it.
+def _read(path: Path, **options: Any) -> SavedModel:
+    """Read a model by the one format that knows it, which is given those of the options that it takes.
 
     Raises:
         ConversionError: none does; the error lists all.
@@ -64,7 +64,9 @@ def _read(path: Path, data: Path | None, length: int | None) -> SavedModel:
         content = {} if is_original_xl(path) else read_file(path)
     for one in FORMATS:
         if one.recognises(path, content):
-            return one.read(path, content, data, length)
+            saved = one.read(path, content, **{name: options.get(name) for name in one.takes})
+            saved.takes = one.takes
+            return saved
     said = f"says model_type {content.get('model_type')!r}" if path.is_dir() else "holds no model"
     raise ConversionError(f"{path} {said}, and is none of what is read here: {'; '.join(one.name for one in FORMATS)}")
 
@@ -78,7 +80,8 @@ class Format:
 
     name: str  # in the error that lists all
     recognises: Callable[[Path, Content], bool]
-    read: Callable[[Path, Content, Path | None, int | None], SavedModel]
+    read: Callable[..., SavedModel]
+    takes: tuple[str, ...] = ()  # options of `read`
 
 
 def _says(*kinds: str) -> Callable[[Path, Content], bool]:
@@ -94,27 +97,18 @@ def _is_fairseq(path: Path, content: Content) -> bool:
     return path.is_file() and "model" in content and not _is_opennmt(path, content)
 
 
+def _is_original_xl(path: Path, _: Content) -> bool:
+    return is_original_xl(path)
+
+
 FORMATS = (
-    Format(f"{', '.join(FAMILIES)} of transformers", _says(*FAMILIES), lambda path, *_: read_huggingface(path)),
+    Format(f"{', '.join(FAMILIES)} of transformers", _says(*FAMILIES), read_huggingface),
+    Format(f"{MARIAN} of transformers", _says(MARIAN), read_marian, ("max_positions",)),
+    Format("folders of `relpos export transformers`", _says(*CONFIGS), read_exported),
+    Format("RoBERTas of fairseq's and ours", _is_fairseq, from_checkpoint),
+    Format("checkpoints of OpenNMT-py", _is_opennmt, read_opennmt, ("max_positions",)),
     Format(
-        f"{MARIAN} of transformers", _says(MARIAN), lambda path, config, _, length: read_marian(path, config, length)
-    ),
-    Format(
-        "RoBERTas of `relpos export transformers`",
-        _says(exported.ROBERTA_TYPE),
-        lambda path, config, *_: exported.read_exported_roberta(path, config),
-    ),
-    Format(
-        "models of it that generate",
-        _says(*exported.GENERATING_TYPES),
-        lambda path, config, *_: exported.read_exported_generating(path, config),
-    ),
-    Format("RoBERTas of fairseq's and ours", _is_fairseq, lambda path, state, *_: from_checkpoint(state, path)),
-    Format("checkpoints of OpenNMT-py", _is_opennmt, lambda path, state, _, length: read_opennmt(path, state, length)),
-    Format(
-        "model.pt of Transformer-XL's released code",
-        lambda path, _: is_original_xl(path),
-        lambda path, _, data, __: read_original_xl(path, data),
+        "model.pt of Transformer-XL's released code", lambda path, _: is_original_xl(path), read_original_xl, ("data",)
     ),
 )
 

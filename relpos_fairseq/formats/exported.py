@@ -6,16 +6,14 @@ import re
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.formats import huggingface_ledger
 from relpos_fairseq.formats.fairseq import check, run_ours
 from relpos_fairseq.formats.huggingface_import import classes_of, labels_of
-from relpos_fairseq.formats.weight_files import read_weights, weight_files
+from relpos_fairseq.formats.transformers_folder import AS_TIED, ledger_of, read_weights
 from relpos_fairseq.heads import CHOICES, HEAD, MASKED_LM, RANKING, SPAN_HEAD, head_of, problem_named
-from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.models import building
 from relpos_fairseq.models.building import EMBEDDING
 from relpos_fairseq.models.configs import RelPosRobertaConfig
@@ -42,13 +40,7 @@ CONFIGS = {name: building.GENERATING_KINDS[kind][2] for name, kind in GENERATING
 }
 
 
-def read_exported_roberta(folder: Path, config: dict[str, Any]) -> SavedModel:
-    """Read a relpos_roberta from a folder of `relpos export transformers`.
-
-    Raises:
-        ConversionError: tensors of another model.
-    """
-    config = Recorded(config)
+def _read_roberta(folder: Path, config: Recorded) -> SavedModel:
     weights, text = read_weights(folder), folder / TEXT_FOLDER
     unknown = [name for name in weights if not name.startswith(ROBERTA_PREFIX)]
     missing = [name for name in (ROBERTA_PREFIX + EMBEDDING,) if name not in weights]
@@ -79,24 +71,22 @@ def read_exported_roberta(folder: Path, config: dict[str, Any]) -> SavedModel:
     saved.outputs = partial(run_ours, saved)
     check(saved)
     saved.ledger = _ledger(folder, config, weights)
-    saved.ledger.mark("tensors", NEUTRAL, [ROBERTA_PREFIX + TIED] * bool(tied), huggingface_ledger.AS_TIED)
+    saved.ledger.mark("tensors", NEUTRAL, [ROBERTA_PREFIX + TIED] * bool(tied), AS_TIED)
     return saved
 
 
 # Keys and files of an exported folder that repeat what others say.
 _REPEATED = (
     "hidden_size num_hidden_layers num_attention_heads vocab_size label2id is_encoder_decoder decoder_start_token_id"
-).split()
+)
 _CODE = re.compile(r"relpos_\w+\.py")
 _MADE = re.compile(r"relpos_text\.json|[^/]*token[^/]*\.json|[^/]*\.model|vocab\.(json|txt)|merges\.txt")
 
 
 def _ledger(folder: Path, config: Recorded, weights: State) -> Ledger:
     """Return what became of an exported folder, whose tensors are all read."""
-    ledger = huggingface_ledger.begin(folder, config, weights)
+    ledger = ledger_of(folder, config, weights, {"other keys say it": _REPEATED})
     ledger.mark("tensors", USED, weights)
-    ledger.mark("keys", NEUTRAL, _REPEATED, "other keys say it")
-    ledger.mark("keys", USED, config.read)
     known = {part.name for part in fields(CONFIGS[config["model_type"]])}
     for name, value in config["values"].items():
         if name not in known:
@@ -106,7 +96,6 @@ def _ledger(folder: Path, config: Recorded, weights: State) -> Ledger:
     if text := [name for name in names if name.startswith(f"{TEXT_FOLDER}/")]:
         ledger.mark("files", USED, text)
         ledger.mark("files", NEUTRAL, filter(_MADE.fullmatch, names), f"made of {TEXT_FOLDER}/")
-    ledger.mark("files", USED, ["config.json", *(file.name for file in weight_files(folder))])
     return ledger
 
 
@@ -152,13 +141,7 @@ def _exported_task(config: dict[str, Any], state: State, folder: Path) -> dict[s
     return task
 
 
-def read_exported_generating(folder: Path, config: dict[str, Any]) -> SavedModel:
-    """Read a translation or language model from a folder of `relpos export transformers`.
-
-    Raises:
-        ConversionError: tensors or dictionaries of another model.
-    """
-    config = Recorded(config)
+def _read_generating(folder: Path, config: Recorded) -> SavedModel:
     kind, values = GENERATING_TYPES[config["model_type"]], config["values"]
     rows = (config.get("source_rows") or config["vocab_size"], config["vocab_size"])
     weights = read_weights(folder)
@@ -179,7 +162,7 @@ def read_exported_generating(folder: Path, config: dict[str, Any]) -> SavedModel
         name,
         values,
         state,
-        _generating_task(folder, config, kind),
+        _generating_task(config, kind),
         kind="transformers, exported by relpos",
         library=f"the folder's own config under {name}",
         files=files,
@@ -203,19 +186,17 @@ def _check_rows(files: dict[str, Path], rows: tuple[int, int]) -> None:
                 raise ConversionError(f"{path} makes {count} rows, the model has {rows}")
 
 
-class _Text(TypedDict):
-    """What an export's relpos_text.json says."""
-
-    languages: tuple[str, str]
-
-
-def _generating_task(folder: Path, config: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return options of the task; folders that older versions exported record the languages alone."""
-    task = dict(config.get("task") or {})
-    path = folder / "relpos_text.json"
-    if kind == "translation" and not task.get("source_lang") and path.is_file():
-        source, target = read_json(path, _Text, error=ConversionError)["languages"]
-        task |= {"source_lang": source, "target_lang": target}
+def _generating_task(config: Recorded, kind: str) -> dict[str, Any]:
+    """Return options of the task, with the lengths that the model was built for."""
     limits = ("max_source_positions", "max_target_positions", "tokens_per_sample")
     known = {name: config["values"][name] for name in limits if isinstance(config["values"].get(name), int)}
-    return {"_name": kind} | known | task
+    return {"_name": kind} | known | dict(config.get("task") or {})
+
+
+def read_exported(folder: Path, config: Recorded) -> SavedModel:
+    """Read a folder of `relpos export transformers`.
+
+    Raises:
+        ConversionError: tensors or dictionaries of another model.
+    """
+    return (_read_roberta if config["model_type"] == ROBERTA_TYPE else _read_generating)(folder, config)

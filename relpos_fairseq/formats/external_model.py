@@ -172,7 +172,6 @@ def import_weights(
         notes=model.notes,
         steps=steps,
         longest=length if "encoder.positions" in model.weights else None,
-        takes=("max_positions",),
     )
 
 

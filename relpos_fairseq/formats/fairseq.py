@@ -13,7 +13,7 @@ from torch import Tensor
 from relpos_fairseq.conversion import layouts
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError, Outputs, outputs_of
-from relpos_fairseq.formats.huggingface_ledger import kept_places
+from relpos_fairseq.formats.transformers_folder import kept_places
 from relpos_fairseq.io.tensor_files import UNFILLED, building, check_checkpoint, load
 from relpos_fairseq.models.building import build_alone, build_fairseq_roberta, run_generating
 from relpos_fairseq.models.configs import RelPosRobertaConfig
@@ -71,7 +71,7 @@ def run_ours(saved: SavedModel, first: Tensor, second: Tensor | None) -> Outputs
     return {"logits": run_generating(saved, first, second)}
 
 
-def from_checkpoint(checkpoint: dict[str, Any], path: Path) -> SavedModel:
+def from_checkpoint(path: Path, checkpoint: dict[str, Any]) -> SavedModel:
     """Return a fairseq checkpoint in memory as one of ours: a relpos_roberta, or fairseq's RoBERTa of any release.
 
     Raises:
@@ -143,7 +143,6 @@ def _ledger(tensors: State, options: Recorded, path: Path, extra: dict[str, Any]
             ledger.mark("keys", NEUTRAL, [name], "of data, training or memory, or the tensors say it")
         elif value is None or value is False or value == -1 or value == defaults.get(name, ...):
             ledger.mark("keys", NEUTRAL, [name], "not set")
-    ledger.mark("keys", USED, options.read)
     if "ema" in (extra or {}):
         ledger.add("tensors", "extra_state.ema")
     return ledger

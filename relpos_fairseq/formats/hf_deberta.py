@@ -55,10 +55,8 @@ def read_config(config: dict[str, Any]) -> None:
 
 
 def parts(name: str, value: Tensor, heads: int) -> dict[str, Tensor]:
-    """Return v1's in_proj as the queries', keys' and values' projections that it holds; any other tensor as it is."""
-    stem, found, _ = name.partition(".in_proj.")
-    if not found:
-        return {name: value}
+    """Return v1's in_proj as the queries', keys' and values' projections that it holds."""
+    stem = name.partition(".in_proj.")[0]
     split = value.unflatten(0, (heads, 3, -1))  # (H, 3, D, E)
     made = {f"{stem}.{ours}.weight": split[:, n].flatten(0, 1) for n, ours in enumerate(("query", "key", "value"))}
     return made | {f"{stem}.key.bias": value.new_zeros(len(value) // 3)}

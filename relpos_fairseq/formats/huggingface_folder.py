@@ -15,12 +15,11 @@ from torch import Tensor
 
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.formats import hf_deberta, huggingface_ledger, names
-from relpos_fairseq.formats.config_keys import read_config
+from relpos_fairseq.formats import hf_deberta, names
 from relpos_fairseq.formats.in_transformers import compare_ids
 from relpos_fairseq.formats.names import Names
+from relpos_fairseq.formats.transformers_folder import AS_TIED, ledger_of, read_weights
 from relpos_fairseq.formats.vocabulary import Vocabulary, of_folder
-from relpos_fairseq.formats.weight_files import read_weights, weight_files
 from relpos_fairseq.heads import CHOICES, TOKENS, Head, head_of, problem_named
 from relpos_fairseq.saved.ledger import KEPT, NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.schemes import named_elsewhere
@@ -146,22 +145,20 @@ class Folder:
         return self.config["max_position_embeddings"] - (self.offset if self.kind == "absolute" else 0)
 
 
-def read_folder(path: Path) -> Folder:
-    """Read and check a folder.
+def read_folder(path: Path, config: Recorded) -> Folder:
+    """Read and check a folder, whose config.json has been read.
 
     Raises:
         ConversionError: a file is missing or truncated, the model is no BERT or RoBERTa encoder,
             or config, weights and vocabulary contradict each other.
     """
-    keys = read_config(path)
-    config = Recorded(keys)
     family = FAMILIES[config["model_type"]]
     head = head_of(config, str(path))
     if family.name.startswith(DISENTANGLED):
         hf_deberta.read_config(config)
     _check_config(config, path)
     weights = read_weights(path)
-    folder = Folder(path, family, config, head, {}, {}, huggingface_ledger.begin(path, keys, weights))
+    folder = Folder(path, family, config, head, {}, {}, ledger_of(path, config, weights))
     _read_tensors(folder, weights)
     folder.vocabulary = of_folder(path, config, folder.notes)
     padding = folder.vocabulary.rows[1]
@@ -172,8 +169,7 @@ def read_folder(path: Path) -> Folder:
         )
     if folder.vocabulary.files and (said := compare_ids(path)):
         folder.notes.append(said)
-    weights_read = [file.name for file in weight_files(path)]
-    folder.ledger.mark("files", USED, ["config.json", *weights_read, *folder.vocabulary.files])
+    folder.ledger.mark("files", USED, folder.vocabulary.files)
     return folder
 
 
@@ -258,12 +254,14 @@ def _read_tensors(folder: Folder, weights: dict[str, Tensor]) -> None:
         if not torch.isfinite(value).all():
             raise ConversionError(f"{folder.path}: {name} holds NaN or infinite values: copy the folder again")
         value = value.float() if value.is_floating_point() else value  # sums in half precision would round
-        parts = hf_deberta.parts(plain[name], value, config["num_attention_heads"])
+        parts = {plain[name]: value}
+        if ".in_proj." in plain[name]:
+            parts = hf_deberta.parts(plain[name], value, config["num_attention_heads"])
         found = {every.ours(part): one for part, one in parts.items()}
         if plain[name] in names.COPIES:
             copies[name] = value
         elif folder.tied and list(found) == [LM_WEIGHT]:
-            ledger.mark("tensors", NEUTRAL, [name], huggingface_ledger.AS_TIED)
+            ledger.mark("tensors", NEUTRAL, [name], AS_TIED)
         elif None not in found:
             if twice := next((ours for ours in found if ours in state), None):
                 raise ConversionError(f"{folder.path}: {name} and another tensor are both {twice}: remove one")

@@ -36,7 +36,7 @@ from relpos_fairseq.formats.in_transformers import run_in_transformers, transfor
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
 from relpos_fairseq.saved.checkpoint import ROBERTA
 from relpos_fairseq.saved.identity import DEFAULTS
-from relpos_fairseq.saved.ledger import KEPT, USED
+from relpos_fairseq.saved.ledger import KEPT, Recorded
 from relpos_fairseq.saved.model import Origin, SavedModel
 from relpos_fairseq.schemes import scheme_class
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
@@ -54,13 +54,13 @@ SHOWN_BY = {
 SHOWN_BY[CHOICES.kind] = SHOWN_BY[CLASSIFIER.kind]
 
 
-def read_huggingface(path: Path) -> SavedModel:
+def read_huggingface(path: Path, config: Recorded) -> SavedModel:
     """Read a BERT, RoBERTa, XLM-R or DeBERTa folder.
 
     Raises:
         ConversionError: as `read_folder`.
     """
-    folder = read_folder(path)
+    folder = read_folder(path, config)
     other = CLASSIFIER if folder.head is CHOICES else CHOICES  # of the same tensors
     kinds = [kind for kind, name in SHOWN_BY.items() if name in folder.state and kind != other.kind]
     head = folder.head
@@ -94,7 +94,6 @@ def read_huggingface(path: Path) -> SavedModel:
         notes=folder.notes,
     )
     state[VERSION] = encode_text(saved.plan.describe())
-    folder.ledger.mark("keys", USED, folder.config.read)
     saved.kept_files = {name: path / name for name in saved.origin.kept_files}
     return saved
 

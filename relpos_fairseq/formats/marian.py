@@ -14,11 +14,10 @@ from torch import Tensor
 
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import PADDING, SHORTEST, ConversionError
-from relpos_fairseq.formats import huggingface_ledger
 from relpos_fairseq.formats.external_model import ACTIVATIONS, Architecture, ExternalModel, import_weights
 from relpos_fairseq.formats.in_transformers import load_in_transformers, transformers_release
+from relpos_fairseq.formats.transformers_folder import AS_TIED, ledger_of, read_weights
 from relpos_fairseq.formats.vocabulary import order_words
-from relpos_fairseq.formats.weight_files import read_weights, weight_files
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.relations import sinusoid_of_distance
 from relpos_fairseq.saved.ledger import LOST, NEUTRAL, USED, Ledger, Recorded
@@ -31,13 +30,12 @@ SPECIAL = {"<s>": "<s>", "<pad>": "<pad>", "</s>": "</s>", "<unk>": "<unk>"}
 PIECES = ("source.spm", "target.spm")
 
 
-def read_marian(folder: Path, config: dict[str, Any], length: int | None) -> SavedModel:
-    """Read a folder of save_pretrained, with `length` positions; None: those of the config.
+def read_marian(folder: Path, config: Recorded, max_positions: int | None) -> SavedModel:
+    """Read a folder of save_pretrained, with so many positions; None: those of the config.
 
     Raises:
         ConversionError: a file is missing, or what fairseq's layers cannot express.
     """
-    config = Recorded(config)
     activation = config.get("activation_function", "gelu")
     activation = THEIRS.get(activation, activation)
     if activation not in ACTIVATIONS:
@@ -48,7 +46,7 @@ def read_marian(folder: Path, config: dict[str, Any], length: int | None) -> Sav
     weights = _named(read, config, folder)
     width = weights["encoder.embed_tokens.weight"].size(1)
     reach = config.get("max_position_embeddings", 1024)
-    reach = length or reach
+    reach = max_positions or reach
     if not isinstance(reach, int) or reach < SHORTEST:
         raise ConversionError(f"{folder}/config.json has max_position_embeddings {reach!r}: give --positions")
     for side in ("encoder", "decoder"):
@@ -91,13 +89,11 @@ _NEUTRAL = {
 
 def _ledger(model: ExternalModel, config: Recorded, weights: State, vocabularies: list[str]) -> Ledger:
     """Return what became of a folder."""
-    ledger = huggingface_ledger.begin(model.path, config, weights)
-    for reason, names in _NEUTRAL.items():
-        ledger.mark("keys", NEUTRAL, names.split(), reason)
-    ledger.mark("keys", USED, config.read)
+    texts = [*vocabularies, "tokenizer_config.json", *(file.name for file in model.files.values())]
+    ledger = ledger_of(model.path, config, weights, _NEUTRAL, texts)
     ledger.mark("tensors", USED, weights)
     tied = config.get("tie_word_embeddings", True) and any("shared" in n or "decoder.embed_t" in n for n in weights)
-    ledger.mark("tensors", NEUTRAL, ["lm_head.weight"] * tied, huggingface_ledger.AS_TIED)
+    ledger.mark("tensors", NEUTRAL, ["lm_head.weight"] * tied, AS_TIED)
     for name in (name for name in weights if name.endswith(".embed_positions.weight")):
         count, width = weights[name].shape
         made = sinusoid_of_distance(torch.arange(count).double(), width)
@@ -106,8 +102,6 @@ def _ledger(model: ExternalModel, config: Recorded, weights: State, vocabularies
         else:
             ledger.mark("tensors", LOST, [name], "these are no sinusoids")
     ledger.mark("files", NEUTRAL, ["special_tokens_map.json"], "special symbols are fairseq's")
-    ledger.mark("files", USED, [*vocabularies, "config.json", "tokenizer_config.json"])
-    ledger.mark("files", USED, [file.name for file in (*weight_files(model.path), *model.files.values())])
     return ledger
 
 

@@ -54,7 +54,7 @@ def prepare(checkpoint: dict[str, Any], path: str, model: RelPosRobertaModel, co
         return
     from relpos_fairseq.formats.fairseq import from_checkpoint
 
-    source = from_checkpoint(checkpoint, Path(path))
+    source = from_checkpoint(Path(path), checkpoint)
     _check(source, model, path)
     plan = model.encoder.sentence_encoder.positions.plan
     done = convert(source.state, source.plan, plan, allow_loss=True)

@@ -45,8 +45,8 @@ EXPRESSED = {
 }
 
 
-def read_opennmt(path: Path, checkpoint: dict[str, Any], length: int | None) -> SavedModel:
-    """Read a checkpoint, whose tensors may lie beside it in FILE.safetensors, with `length` positions; None: LENGTH.
+def read_opennmt(path: Path, checkpoint: dict[str, Any], max_positions: int | None) -> SavedModel:
+    """Read a checkpoint, whose tensors may lie beside it in FILE.safetensors, with so many positions; None: LENGTH.
 
     Raises:
         ConversionError: another architecture, or a part that fairseq's layers cannot express.
@@ -58,7 +58,7 @@ def read_opennmt(path: Path, checkpoint: dict[str, Any], length: int | None) -> 
                 f"{path}: --{name} {options[name]} of OpenNMT-py has no counterpart in "
                 f"relpos_transformer, only {' and '.join(map(str, values))}"
             )
-    length = length or LENGTH
+    length = max_positions or LENGTH
     reach = int(options.get("max_relative_positions", 0))
     if reach < 0:
         raise ConversionError(
@@ -157,7 +157,6 @@ def _ledger(path: Path, options: Recorded, weights: State) -> Ledger:
     ledger.mark("tensors", USED, weights)
     ledger.mark("tensors", NEUTRAL, [name for name in weights if name.endswith(BUFFERS)], "a buffer")
     ledger.mark("keys", NEUTRAL, options, "of training and its data")
-    ledger.mark("keys", USED, options.read)
     return ledger
 
 

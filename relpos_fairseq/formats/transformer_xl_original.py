@@ -30,8 +30,8 @@ from torch.nn.functional import pad
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError, never_run
 from relpos_fairseq.formats.names import TRANSFORMER_XL, matching
+from relpos_fairseq.formats.pickles import UnknownObject, safe_unpickle, tensors_of
 from relpos_fairseq.formats.vocabulary import NEVER, Vocabulary, order_words, take_rows
-from relpos_fairseq.formats.weight_files import UnknownObject, safe_unpickle, tensors_of
 from relpos_fairseq.models.building import build_generating, load_tensors
 from relpos_fairseq.models.memory_positions import KINDS
 from relpos_fairseq.saved.ledger import NEUTRAL, USED, Ledger, Recorded
@@ -129,7 +129,7 @@ def is_original_xl(path: Path) -> bool:
     return all(mark in head for mark in MARKS)
 
 
-def read_original_xl(path: Path, data: Path | None) -> SavedModel:
+def read_original_xl(path: Path, _: dict[str, Any], data: Path | None) -> SavedModel:
     """Read a `model.pt` of the original code as a `relpos_transformer_xl`.
 
     Args:
@@ -159,7 +159,6 @@ def read_original_xl(path: Path, data: Path | None) -> SavedModel:
         texts={"dict.txt": vocabulary.dictionary()},
         notes=original.notes,
         ledger=_ledger(original),
-        takes=("data",),
     )
     made.checkpoint["cfg"]["criterion"] = {"_name": loss, "sentence_avg": False}
     return made
@@ -183,9 +182,7 @@ def _ledger(original: OriginalXL) -> Ledger:
     ledger = Ledger(original.state, original.said, [original.path.name])
     ledger.mark("files", USED, [original.path.name])
     ledger.mark("keys", NEUTRAL, [name for name in original.said if name.startswith("_")], "of torch's module")
-    for reason, names in _NEUTRAL.items():
-        ledger.mark("keys", NEUTRAL, names.split(), reason)
-    ledger.mark("keys", USED, original.said.read)
+    ledger.mark_neutral(_NEUTRAL)
     for name in original.state.keys() - original.state.read:
         if template := matching(name, _BUFFERS):
             ledger.mark("tensors", NEUTRAL, [name], _BUFFERS[template])

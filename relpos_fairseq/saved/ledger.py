@@ -11,10 +11,11 @@ USED, NEUTRAL, KEPT, LOST = "used", "neutral", "kept", "lost"
 
 
 class Recorded(dict):
-    """A dictionary that remembers which of its keys were read."""
+    """A dictionary that remembers what it was given, and which of its keys were read."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
+        self.given = dict(self)
         self.read: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
@@ -28,32 +29,40 @@ class Recorded(dict):
 
 
 class Ledger:
-    """Everything that a source holds, and what became of each.
+    """Everything that a source holds, and what became of each; keys of its config that are read are used.
 
     Args:
         tensors: names of its tensors.
-        keys: its config.
+        config: its config.
         files: names of its files.
     """
 
-    def __init__(self, tensors: Iterable[str], keys: Mapping[str, Any], files: Iterable[str]) -> None:
-        self.keys = dict(keys)
-        self.became: dict[str, dict[str, tuple[str, str]]] = {
-            kind: {name: (LOST, "not read here") for name in sorted(names)}
-            for kind, names in (("tensors", tensors), ("keys", keys), ("files", files))
-        }
+    def __init__(self, tensors: Iterable[str], config: Recorded, files: Iterable[str]) -> None:
+        self.keys, self._read, self._became = dict(config.given), config.read, {}
+        for kind, names in (("tensors", tensors), ("keys", config.given), ("files", files)):
+            self._became[kind] = dict.fromkeys(sorted(names), (LOST, "not read here"))
+
+    @property
+    def became(self) -> dict[str, dict[str, tuple[str, str]]]:
+        """Verdict and reason of each name, by kind."""
+        keys = self._became["keys"]
+        keys |= {name: (USED, "") for name in self._read & keys.keys()}
+        return self._became
 
     def add(self, kind: str, name: str, value: Any = None) -> None:
         """Add something that is lost."""
-        self.became[kind][name] = (LOST, "not read here")
+        self._became[kind][name] = (LOST, "not read here")
         self.keys[name] = value
 
-    def mark(self, kind: str, verdict: str, names: Iterable[str] | Mapping[str, str], why: str = "") -> None:
-        """Say what became of those of `names` that the source has; of a mapping, each with its own reason."""
-        reasons = names if isinstance(names, Mapping) else dict.fromkeys(names, why)
-        for name, reason in reasons.items():
-            if name in self.became[kind]:
-                self.became[kind][name] = (verdict, reason)
+    def mark(self, kind: str, verdict: str, names: Iterable[str], why: str = "") -> None:
+        """Say what became of those of `names` that the source has, and why."""
+        became = self._became[kind]
+        became |= {name: (verdict, why) for name in names if name in became}
+
+    def mark_neutral(self, reasons: Mapping[str, str]) -> None:
+        """Say of keys that they say nothing: names between spaces by the reason why."""
+        for reason, names in reasons.items():
+            self.mark("keys", NEUTRAL, names.split(), reason)
 
     def named(self, kind: str, verdict: str) -> dict[str, str]:
         """Return the names of a kind of which this became, and why."""

@@ -15,8 +15,7 @@ from helpers.commands import relpos
 from helpers.exported import write_checkpoint
 from relpos_fairseq.conversion import ConversionError
 from relpos_fairseq.formats.base import read
-from relpos_fairseq.formats.config_keys import _KEYS, _VALUES, read_config
-from relpos_fairseq.formats.weight_files import read_weights
+from relpos_fairseq.formats.transformers_folder import _KEYS, _VALUES, read_config, read_weights
 
 NAMED = [
     *({"0": "a", "2": "c"}, {"1": "a", "2": "b", "3": "c"}, {"-1": "a", "0": "b", "1": "c"}, ["a", "b", "c"]),

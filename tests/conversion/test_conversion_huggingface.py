@@ -21,6 +21,7 @@ from relpos_fairseq.conversion.report import Probe, outputs_of
 from relpos_fairseq.formats import huggingface_folder as hf_folder
 from relpos_fairseq.formats.base import read_encoder
 from relpos_fairseq.formats.huggingface_export import save_hf, to_hf
+from relpos_fairseq.formats.transformers_folder import read_config
 from relpos_fairseq.formats.vocabulary import Vocabulary, of_checkpoint, of_folder
 from relpos_fairseq.heads import HEAD, SPAN_HEAD
 from relpos_fairseq.models.building import build_roberta
@@ -82,7 +83,7 @@ def compared(model, source, longest: int = 24) -> tuple[torch.Tensor, dict, Prob
 
 def formula(source: SavedModel, tokens: torch.Tensor, segments: torch.Tensor | None) -> dict[str, torch.Tensor]:
     """Outputs of the library's equations, written anew, in fairseq's order of rows; transformers' are the same."""
-    read = hf_folder.read_folder(source.path)
+    read = hf_folder.read_folder(source.path, read_config(source.path))
     rows = torch.tensor(source.origin.rows)
     types = torch.zeros_like(tokens) if segments is None else segments
     if len(read.state["token_types"]) == 1:
@@ -242,7 +243,7 @@ def test_the_way_back_gives_the_same_bits(tmp_path, family, kind):
 
 def test_bert_vocabulary_in_fairseqs_order(tmp_path):
     bert(tmp_path, "absolute")
-    vocabulary = hf_folder.read_folder(tmp_path).vocabulary
+    vocabulary = hf_folder.read_folder(tmp_path, read_config(tmp_path)).vocabulary
     assert vocabulary.rows[:4] == [3, 0, 4, 2] and vocabulary.rows[-1] == 5
     assert vocabulary.symbols[:3] == ["[unused0]", "a", "b"]
     assert sorted(vocabulary.rows) == list(range(40))
@@ -383,12 +384,12 @@ def saved(tmp_path_factory) -> Path:
 
 
 def test_sharded_and_pickled_weights_are_the_same(saved, tmp_path):
-    whole = hf_folder.read_folder(saved)
+    whole = hf_folder.read_folder(saved, read_config(saved))
     logging.getLogger("transformers").setLevel(logging.ERROR)
     model = transformers.BertForMaskedLM.from_pretrained(saved)
     model.save_pretrained(tmp_path, safe_serialization=False)
     shutil.copy(saved / "vocab.txt", tmp_path)
-    pickled = hf_folder.read_folder(tmp_path)
+    pickled = hf_folder.read_folder(tmp_path, read_config(tmp_path))
     for name, value in whole.state.items():
         assert torch.equal(value, pickled.state[name]), name
 
@@ -450,7 +451,7 @@ def test_what_huggingface_cannot_express_is_refused(tmp_path):
 
 def test_reference_reads_positions_by_query_minus_key(saved):
     """The one sign that decides: a table that differs from its mirror image."""
-    model = hf_folder.read_folder(saved)
+    model = hf_folder.read_folder(saved, read_config(saved))
     tokens, padding = torch.arange(6, 16)[None], torch.zeros(1, 10, dtype=torch.bool)
     weights = weights_of(saved, model.config, "bert.")
     first = Reference(model.config, weights, "bert.")

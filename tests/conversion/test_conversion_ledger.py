@@ -86,10 +86,9 @@ def test_a_ledger_forgets_nothing():
     config = Recorded({"a": 1, "b": 2, "c": 3})
     assert config["a"] == 1 and config.get("b") == 2 and config.get("d") is None
     ledger = Ledger(["t"], config, ["f"])
-    ledger.mark("keys", USED, config.read)
     assert ledger.named("keys", USED).keys() == {"a", "b"}
     assert ledger.lost == ["tensor t: not read here", "config key c (3): not read here", "file f: not read here"]
-    ledger.mark("tensors", NEUTRAL, {"t": "a buffer", "u": "absent"})
+    ledger.mark("tensors", NEUTRAL, ["t", "u"], "a buffer")
     assert ledger.lines() == ["ledger    tensors 1 neutral; keys 2 used, 1 lost; files 1 lost"]
 
 

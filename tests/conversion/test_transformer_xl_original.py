@@ -10,8 +10,8 @@ import torch
 
 from helpers import transformer_xl_original
 from helpers.commands import load, relpos
+from relpos_fairseq.formats.pickles import UnknownObject, safe_unpickle
 from relpos_fairseq.formats.transformer_xl_original import is_original_xl
-from relpos_fairseq.formats.weight_files import UnknownObject, safe_unpickle
 
 SYMBOLS = ["<eos>", "the", "of", "<unk>", *(f"w{number}" for number in range(16))]
 CASES = [

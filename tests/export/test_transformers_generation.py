@@ -281,20 +281,6 @@ def test_the_way_back(kind, trained, tmp_path):
     assert len(task.target_dictionary) == len(loaded.decoder.dictionary)
 
 
-def test_folders_of_earlier_versions_find_their_classes():
-    """Their code imports from modules that are one file today."""
-    from relpos_fairseq.export import transformers as merged
-
-    for line in (
-        "from relpos_fairseq.export.transformers_generation import RelPosForCausalLM, RelPosLanguageConfig",
-        "from relpos_fairseq.export.transformers_memory import RelPosMemoryConfig, RelPosWithMemoryForCausalLM",
-    ):
-        found: dict[str, object] = {}
-        exec(line, found)  # noqa: S102 - as the folder's relpos_code.py does
-        names = [name for name in found if name != "__builtins__"]
-        assert len(names) == 2 and all(found[name] is getattr(merged, name) for name in names)
-
-
 def test_other_models_are_refused(monkeypatch, tmp_path):
     opened = SimpleNamespace(
         checkpoint={"cfg": None}, options=None, build_anyway=lambda _: (torch.nn.Linear(1, 1), None)

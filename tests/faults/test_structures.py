@@ -302,13 +302,13 @@ def _documents(path: Path) -> None:
 
 
 def _config(path: Path) -> None:
-    from relpos_fairseq.formats.config_keys import read_config
+    from relpos_fairseq.formats.transformers_folder import read_config
 
     read_config(path.parent)
 
 
 def _index(path: Path) -> None:
-    from relpos_fairseq.formats.weight_files import weight_files
+    from relpos_fairseq.formats.transformers_folder import weight_files
 
     weight_files(path.parent)
 

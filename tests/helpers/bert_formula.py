@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from relpos_fairseq.formats.weight_files import read_weights
+from relpos_fairseq.formats.transformers_folder import read_weights
 
 KIND = "disentangled"  # as hf_deberta calls it
 

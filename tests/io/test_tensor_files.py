@@ -108,7 +108,7 @@ LOADERS = ("torch.load", "load_file", "safe_open", "np.load", "np.memmap", "np.f
 ALLOWED = {
     "io/tensor_files.py": "the reader of models",
     "io/indexed.py": "the reader of binarised text",
-    "formats/weight_files.py": "the reader of objects of any class, whose errors are lines too",
+    "formats/pickles.py": "the reader of objects of any class, whose errors are lines too",
     "preparation/cleaning.py": "records that this process has just written",
     "comparison/tasks/classification.py": "outputs that this process's child has just written",
     "data/streams/dataset.py": "a text that was checked when it was opened, and its sidecar",

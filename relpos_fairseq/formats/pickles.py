@@ -1,4 +1,4 @@
-"""Read weights and configs of other libraries without running any code that a file names."""
+"""Read what torch.save wrote of objects of any class, without running code of the file."""
 
 from __future__ import annotations
 
@@ -8,90 +8,13 @@ import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.io.errors import unreadable
-from relpos_fairseq.io.reading import read_json
-from relpos_fairseq.io.tensor_files import read_tensors
-
-_COMPUTED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_BUFFERS = ("_ids", "version")  # ends of names of tensors that hold whole numbers
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-
-
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read every tensor of a Hugging Face folder, by name.
-
-    Raises:
-        ConversionError: no file of weights, a part of several is missing, or one is truncated.
-    """
-    path, *parts = weight_files(folder)
-    if path.suffix != ".json":
-        return _read(path)
-    if lost := [part.name for part in parts if not part.is_file()]:
-        raise ConversionError(
-            f"{folder} lacks {', '.join(lost)} of the {len(parts)} files of weights that "
-            f"{path.name} lists: copy the whole folder"
-        )
-    state = {name: value for part in parts for name, value in _read(part).items()}
-    if absent := sorted(_weight_map(path).keys() - state):
-        raise ConversionError(
-            f"{path.name} lists {len(absent)} tensors that no file holds ({absent[0]}): the folder mixes two models"
-        )
-    return state
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Return the files from which `read_weights` reads a folder's tensors: one, or an index and those that it lists.
-
-    Raises:
-        ConversionError: there is none, or an index lists no files.
-    """
-    path = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
-    if path is None:
-        raise ConversionError(f"{folder} holds no weights: one of {', '.join(_WEIGHTS)} is needed")
-    if path.suffix != ".json":
-        return [path]
-    return [path, *(folder / part for part in sorted(set(_weight_map(path).values())))]
-
-
-class _Index(TypedDict):
-    """What model.safetensors.index.json says."""
-
-    weight_map: dict[str, str]
-
-
-def _weight_map(path: Path) -> dict[str, str]:
-    """Return the file of every tensor, of an index of files that lie beside it."""
-    found = read_json(path, _Index, error=ConversionError)["weight_map"]
-    if wrong := [name for name in found.values() if not name or "/" in name or name.startswith(".")]:
-        raise ConversionError(f"{path} names {wrong[0]!r}, and not a file beside it: copy it again")
-    return found
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    return {n: _computable(value, n, path) for n, value in read_tensors(path, error=ConversionError).items()}
-
-
-def _computable(value: Tensor, name: str, path: Path) -> Tensor:
-    """Return a tensor that models compute with, or a buffer of whole numbers; 8-bit floats become float32, exactly.
-
-    Raises:
-        ConversionError: names a tensor of another type.
-    """
-    kind = value.dtype if value.layout is torch.strided else value.layout
-    small = str(kind).startswith("torch.float8")
-    whole = kind in (torch.int64, torch.int32, torch.uint8) and name.endswith(_BUFFERS)
-    if value.is_quantized or not (small or whole or kind in _COMPUTED):
-        raise ConversionError(
-            f"{path}: {name} is of the type {kind}, and weights are {', '.join(map(str, _COMPUTED))}: save it so"
-        )
-    return value.float() if small else value
-
 
 # A class that a pickle names is never imported: `UnknownObject` stands in for it, whose instances keep their
 # saved attributes and do nothing. The functions below, which rebuild tensors, are all that is called.
