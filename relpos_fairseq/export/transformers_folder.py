@@ -29,7 +29,7 @@ from relpos_fairseq.formats.base import read_encoder
 from relpos_fairseq.formats.closing_check import NotOpenedError, check_generating
 from relpos_fairseq.formats.exported import ROBERTA_PREFIX, TIED
 from relpos_fairseq.formats.fairseq import read_checkpoint
-from relpos_fairseq.formats.huggingface_export import check_written, head_at, problem_of
+from relpos_fairseq.formats.huggingface_export import check_written, classes_said, head_at
 from relpos_fairseq.formats.huggingface_export import separators_of as task_separators
 from relpos_fairseq.heads import (
     CAUSAL_LM,
@@ -204,16 +204,7 @@ def roberta_config(source: SavedModel, heads: dict[str, str], text: Path | None)
         if kind in (SPANS, CHOICES):
             continue
         classes = len(source.state[f"{old}out_proj.weight"])
-        more["num_labels"] = classes
-        if kind is CLASSIFIER and (problem := problem_of(source, classes)):
-            more["problem_type"] = problem
-        names = source.origin.labels if len(source.origin.labels) == classes else label_names(text, classes)
-        if len(source.origin.named.get("id2label", ())) == classes:
-            more |= {"id2label": {int(n): name for n, name in source.origin.named["id2label"].items()}}
-            more |= {"label2id": source.origin.named["label2id"]} if "label2id" in source.origin.named else {}
-        elif names:
-            more["id2label"] = dict(enumerate(names))
-            more["label2id"] = {name: number for number, name in enumerate(names)}
+        more |= classes_said(source, kind, classes, label_names(text, classes))
     return RelPosConfig(
         source.values,
         source.rows,

@@ -256,7 +256,7 @@ def keep_scheme(job: Job, source: SavedModel) -> Result:
         raise ConversionError(f"--{wrong[0].split()[0]} says nothing here: leave it out")
     values = source.values
     criterion = source.checkpoint["cfg"].get("criterion") or {}
-    whole = checkpoint_of(values["_name"], values, source.state, source.task, criterion)
+    whole = checkpoint_of(source.name, values, source.state, source.task, criterion)
     made = replace(source, checkpoint=whole)
     report = ConversionReport(describe(source.state), describe(source.state), steps=source.steps)
     if source.longest:

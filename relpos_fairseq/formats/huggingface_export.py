@@ -11,7 +11,7 @@ Any other scheme is exported if `convert` turns it into one of these three witho
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def to_hf(
         "type_vocab_size": len(state["token_types"]),
     }
     if kind in (CLASSIFIER, TOKENS):
-        config |= _classes(source, kind, len(state[SHOWN_BY[kind.kind]]))
+        config |= classes_said(source, kind, len(state[SHOWN_BY[kind.kind]]))
     return config, weights, report
 
 
@@ -224,14 +224,22 @@ def _take_head(
     return kind, {name: value for name, value in kept.items() if made.ours(family.plain(name)) is None}
 
 
-def _classes(source: SavedModel, kind: Head, classes: int) -> dict[str, Any]:
-    """Return what config.json says of a classifier with so many outputs: its problem, and the names of its classes."""
+def classes_said(source: SavedModel, kind: Head, classes: int, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what config.json says of a classifier with so many outputs: its problem, and the names of its classes.
+
+    Args:
+        source: the relpos_roberta.
+        kind: the classifier.
+        classes: its outputs.
+        names: of the classes, where the source does not name them; as many, or none.
+    """
     problem = problem_of(source, classes) if kind is CLASSIFIER else None
     said = {"problem_type": problem} if problem else {}
-    named, labels = source.origin.named, source.origin.labels
+    named = source.origin.named
     if len(named.get("id2label", ())) == classes:
         return said | {key: named[key] for key in ("id2label", "label2id") if key in named}
-    names = labels if len(labels) == classes else [f"LABEL_{number}" for number in range(classes)]
+    names = source.origin.labels if len(source.origin.labels) == classes else names
+    names = names or [f"LABEL_{number}" for number in range(classes)]
     return said | {
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},

@@ -165,10 +165,9 @@ def build_alone(saved: SavedModel, dtype: torch.dtype | None = None) -> nn.Modul
     values, state = saved.values, saved.state
     if saved.is_encoder:
         return build_roberta(values, state)
-    kind = next(kind for kind, row in GENERATING_KINDS.items() if row[1] == values["_name"])
+    kind = next(kind for kind, row in GENERATING_KINDS.items() if row[1] == saved.name)
     rows = [*count_rows(state).values()]
-    own = {name: value for name, value in values.items() if name != "_name"}
-    return load_tensors(build_generating(kind, own, (rows[0], rows[-1])), state, dtype or torch.float32)
+    return load_tensors(build_generating(kind, values, (rows[0], rows[-1])), state, dtype or torch.float32)
 
 
 @torch.no_grad()

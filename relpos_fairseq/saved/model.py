@@ -190,19 +190,24 @@ class SavedModel:
         return saved_options(self.checkpoint)
 
     @property
+    def name(self) -> str | None:
+        """Its model, as it is registered."""
+        return self.options.model_name
+
+    @property
     def is_encoder(self) -> bool:
         """Whether it is a BERT or RoBERTa, and no model that generates."""
-        return self.options.model_name == ROBERTA
+        return self.name == ROBERTA
 
     @property
     def state(self) -> dict[str, Tensor]:
         """Its tensors by name."""
         return self.checkpoint["model"]
 
-    @property
+    @cached_property
     def values(self) -> dict[str, Any]:
-        """Options of its model by name, `_name` among them."""
-        return self.options.model
+        """Options of its model by name."""
+        return {name: value for name, value in self.options.model.items() if name != "_name"}
 
     @property
     def task(self) -> dict[str, Any]:
