@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from relpos_fairseq.io.errors import UserError
 
@@ -269,24 +269,3 @@ def compare_and_log(
             f"is written; where its config does not contradict its tensors, please report this"
         )
     return measured.largest if measured else {}
-
-
-@torch.no_grad()
-def outputs_of(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> Outputs:
-    """Return the features and the outputs of every head of a RoBERTa for (B, T) tokens, in fp64.
-
-    Args:
-        model: fairseq's RobertaModel or a relpos_roberta.
-        tokens: (B, T).
-        segments: (B, T), or None, as fairseq's own model takes none.
-    """
-    model = model.double().eval()
-    more = {} if segments is None else {"segments": segments}
-    features, _ = model(tokens, features_only=True, **more)
-    found = {"features": features, "logits": model.encoder.lm_head(features)}
-    heads = [("classification", name, head) for name, head in model.classification_heads.items()]
-    for kind, own in (("spans", "span_heads"), ("tokens", "token_heads")):
-        heads += [(kind, name, head) for name, head in getattr(model, own, {}).items()]
-    for kind, name, head in heads:
-        found[kind if len(heads) == 1 else f"{kind} {name}"] = head(features)
-    return found

@@ -10,12 +10,12 @@ from typing import Any
 
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.formats.fairseq import check, run_ours
+from relpos_fairseq.formats.fairseq import check
 from relpos_fairseq.formats.huggingface_import import classes_of, labels_of
 from relpos_fairseq.formats.transformers_folder import AS_TIED, ledger_of, read_weights
 from relpos_fairseq.heads import CHOICES, HEAD, MASKED_LM, RANKING, SPAN_HEAD, head_of, problem_named
 from relpos_fairseq.models import building
-from relpos_fairseq.models.building import EMBEDDING
+from relpos_fairseq.models.building import EMBEDDING, run_ours
 from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.saved.checkpoint import ROBERTA
 from relpos_fairseq.saved.ledger import NEUTRAL, USED, Ledger, Recorded

@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.models import ARCH_MODEL_REGISTRY
-from torch import Tensor
 
 from relpos_fairseq.conversion import layouts
 from relpos_fairseq.conversion.layouts import ENCODER, State
-from relpos_fairseq.conversion.report import ConversionError, Outputs, outputs_of
+from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.formats.transformers_folder import kept_places
 from relpos_fairseq.io.tensor_files import UNFILLED, building, check_checkpoint, load
-from relpos_fairseq.models.building import build_alone, build_fairseq_roberta, run_generating
+from relpos_fairseq.models.building import build_fairseq_roberta, outputs_of, run_ours
 from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.plan import decode_text
 from relpos_fairseq.saved.checkpoint import ROBERTA
-from relpos_fairseq.saved.identity import DEFAULTS, POSITION_FIELDS
 from relpos_fairseq.saved.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.saved.model import Origin, SavedModel
-from relpos_fairseq.saved.options import saved_options
+from relpos_fairseq.saved.options import DEFAULTS, POSITION_FIELDS, saved_options
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text.assets import asset_files_of
 
@@ -55,20 +53,6 @@ def read_file(path: Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict):
         raise ConversionError(f"{path} is no fairseq checkpoint: it holds no model")
     return checkpoint
-
-
-def run_ours(saved: SavedModel, first: Tensor, second: Tensor | None) -> Outputs:
-    """Run a model of ours in fp64 on tokens (B, T) and segments or None, or on sources and beginnings of targets.
-
-    Returns:
-        As `outputs_of`; of a model that generates `logits` (B, T, V), log-probabilities of an adaptive softmax.
-
-    Raises:
-        UserError: its tensors do not fit its options.
-    """
-    if saved.is_encoder:
-        return outputs_of(build_alone(saved), first, second)
-    return {"logits": run_generating(saved, first, second)}
 
 
 def from_checkpoint(path: Path, checkpoint: dict[str, Any]) -> SavedModel:

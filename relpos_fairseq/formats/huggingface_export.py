@@ -44,8 +44,8 @@ from relpos_fairseq.heads import (
     classifier_of,
 )
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
-from relpos_fairseq.saved.identity import plan_of
 from relpos_fairseq.saved.model import SavedModel
+from relpos_fairseq.saved.options import plan_of
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class
 from relpos_fairseq.text import MASK, SPECIAL

@@ -171,19 +171,44 @@ def build_alone(saved: SavedModel, dtype: torch.dtype | None = None) -> nn.Modul
 
 
 @torch.no_grad()
-def run_generating(saved: SavedModel, source: Tensor, target: Tensor) -> Tensor:
-    """Run a saved model of GENERATING_KINDS on (B, S) sources and (B, T) beginnings of targets, in fp64.
+def outputs_of(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> dict[str, Tensor]:
+    """Return the features and the outputs of every head of a RoBERTa for (B, T) tokens, in fp64.
 
-    Sources end in </s>, and a language model reads none; targets begin with </s>.
+    Args:
+        model: fairseq's RobertaModel or a relpos_roberta.
+        tokens: (B, T).
+        segments: (B, T), or None, as fairseq's own model takes none.
+    """
+    model = model.double().eval()
+    more = {} if segments is None else {"segments": segments}
+    features, _ = model(tokens, features_only=True, **more)
+    found = {"features": features, "logits": model.encoder.lm_head(features)}
+    heads = [("classification", name, head) for name, head in model.classification_heads.items()]
+    for kind, own in (("spans", "span_heads"), ("tokens", "token_heads")):
+        heads += [(kind, name, head) for name, head in getattr(model, own, {}).items()]
+    for kind, name, head in heads:
+        found[kind if len(heads) == 1 else f"{kind} {name}"] = head(features)
+    return found
+
+
+@torch.no_grad()
+def run_ours(saved: SavedModel, first: Tensor, second: Tensor | None) -> dict[str, Tensor]:
+    """Run a saved model of ours in fp64.
+
+    Args:
+        saved: the model.
+        first: tokens (B, T), or sources (B, S) that end in </s>, which a language model leaves aside.
+        second: segments (B, T) or None; beginnings of targets (B, T) after </s>.
 
     Returns:
-        Scores (B, T, V) after each target token: logits, or log-probabilities of an adaptive softmax.
+        As `outputs_of`; of a model that generates `logits` (B, T, V), log-probabilities of an adaptive softmax.
 
     Raises:
-        UserError: the tensors do not fit the config's values.
+        UserError: its tensors do not fit its options.
     """
+    if saved.is_encoder:
+        return outputs_of(build_alone(saved), first, second)
     model = build_alone(saved, torch.float64)
-    encoded = model.encoder(source) if hasattr(model, "encoder") else None
-    output = model.decoder(target, encoded)[0]
+    output = model.decoder(second, model.encoder(first) if hasattr(model, "encoder") else None)[0]
     softmax = model.decoder.adaptive_softmax
-    return output if softmax is None else softmax.get_log_prob(output, None)
+    return {"logits": output if softmax is None else softmax.get_log_prob(output, None)}

@@ -12,13 +12,13 @@ from helpers.conversion import POSITIONS, assert_exact, config, converted, diffe
 from helpers.lm_models import randomized, small_lm, small_xl, stream
 from relpos_fairseq.conversion import NotExactError, convert, layouts
 from relpos_fairseq.conversion.layouts import ENCODER
-from relpos_fairseq.conversion.report import ConversionReport, Probe, outputs_of
+from relpos_fairseq.conversion.report import ConversionReport, Probe
 from relpos_fairseq.conversion.reshaping import resize
 from relpos_fairseq.formats.on_load import prepare_sides
-from relpos_fairseq.models.building import build_roberta
+from relpos_fairseq.models.building import build_roberta, outputs_of
 from relpos_fairseq.options import SHARE
 from relpos_fairseq.relations import Bucketed, Clipped, Folded, remap_distances
-from relpos_fairseq.saved.identity import plan_of
+from relpos_fairseq.saved.options import plan_of
 from relpos_fairseq.scheme import PositionMismatchError
 from relpos_fairseq.schemes import scheme_class, scheme_names
 

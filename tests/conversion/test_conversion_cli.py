@@ -12,12 +12,12 @@ import torch
 from helpers.commands import call, load, relpos
 from helpers.conversion import ROWS, fairseq_roberta, model_of
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
-from relpos_fairseq.conversion.report import Probe, outputs_of
+from relpos_fairseq.conversion.report import Probe
 from relpos_fairseq.formats.base import FORMATS, read_encoder
 from relpos_fairseq.formats.exported import GENERATING_TYPES, ROBERTA_TYPE
 from relpos_fairseq.formats.huggingface_folder import FAMILIES
 from relpos_fairseq.formats.on_load import prepare
-from relpos_fairseq.models.building import build_roberta
+from relpos_fairseq.models.building import build_roberta, outputs_of
 
 STYLES = ("argparse", "legacy", "dataclass")
 

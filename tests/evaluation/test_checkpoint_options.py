@@ -289,13 +289,11 @@ def test_documents_that_are_missing_are_named(apart, tmp_path, capsys):
 def test_our_commands_say_what_they_replace(apart):
     """Of the task and of the model alike; where the data lie is no number, and what is the same is not replaced."""
     with captured() as said:
-        state = SavedModel.open(
-            apart[0], {"data": "moved", "tokens_per_sample": 64, "mem_len": 10, "same_length": True}
-        ).state
+        given = {"data": "moved", "tokens_per_sample": 64, "mem_len": 10, "same_length": True}
+        cfg = SavedModel.open(apart[0], given).checkpoint["cfg"]
     found = re.findall(r"(\S+ \S+ in place of .*)$", said.getvalue(), re.MULTILINE)
     places = "in place of the checkpoint's"
     assert sorted(found) == [f"same_length True {places} False", f"tokens_per_sample 64 {places} 8"]
-    cfg = state["cfg"]
     assert (cfg.task.data, cfg.task.tokens_per_sample, cfg.model.same_length) == ("moved", 64, True)
 
 
