@@ -42,8 +42,12 @@ def load_in_transformers(name: str, folder: Path) -> Any:
     version, verbosity = transformers_release(), transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        how = {"trust_remote_code": False, "local_files_only": True, "return_dict": True, "torchscript": False}
-        model, loading = getattr(transformers, name).from_pretrained(folder, output_loading_info=True, **how)
+        how = {"trust_remote_code": False, "local_files_only": True}
+        config = transformers.AutoConfig.from_pretrained(folder, **how)
+        config.return_dict, config.torchscript = True, False  # whatever the folder says
+        model, loading = getattr(transformers, name).from_pretrained(
+            folder, config=config, output_loading_info=True, **how
+        )
     except Exception as error:  # whatever a release makes of a folder that it does not know
         raise NotComparedError(f"{version} does not load the folder ({' '.join(str(error).split())[:99]})") from error
     finally:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from conversion.test_conversion_huggingface import bert
+from conversion.test_conversion_translation import marian
 
 from helpers import FULL, ROOT
 from helpers.commands import relpos, train
@@ -198,6 +200,19 @@ import json, sys
 from relpos_fairseq.cli.main import main
 print([main(words) for words in json.loads(sys.argv[1])])
 """
+
+
+@pytest.mark.slow
+def test_the_newest_release_compares_sources(interpreter, tmp_path):
+    (tmp_path / "bert").mkdir()
+    bert(tmp_path / "bert", "absolute")
+    marian(tmp_path / "opus")
+    commands = [["convert", name, "--to", "same", "--out", f"made-{name}"] for name in ("bert", "opus")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
+    run = [interpreter(NEWEST), "-c", COMMANDS, json.dumps(commands)]
+    done = subprocess.run(run, env=environment, capture_output=True, encoding="utf-8", cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "[0, 0]", done.stdout + done.stderr[-500:]
+    assert done.stdout.count("transformers 5.24.0\nexact     yes") == 2
 
 
 @pytest.mark.slow
