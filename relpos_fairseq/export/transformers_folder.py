@@ -26,7 +26,7 @@ from relpos_fairseq.export.transformers import (
 )
 from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
 from relpos_fairseq.formats.base import read_encoder
-from relpos_fairseq.formats.closing_check import NotOpenedError, check_generating
+from relpos_fairseq.formats.closing_check import NotOpenedError, agree, check_generating
 from relpos_fairseq.formats.exported import ROBERTA_PREFIX, TIED
 from relpos_fairseq.formats.fairseq import read_checkpoint
 from relpos_fairseq.formats.huggingface_export import check_written, classes_said, head_at
@@ -71,7 +71,6 @@ from relpos_fairseq.text.dictionary import BOS, EOS, PAD, SPECIAL
 from relpos_fairseq.text.transformers_files import tried_ids
 
 SHORT = 11  # tokens of a random input
-TOLERANCE = 1e-3  # of outputs beside their size, in fp32; what rounds differently stays far below
 HEADS = {"classification_heads": HEAD, "span_heads": SPAN_HEAD, "token_heads": TOKEN_HEAD}
 
 AROUND = {"translation": ([], [EOS]), "denoising": ([BOS], [EOS]), "language model": ([EOS], [])}  # a text's words
@@ -254,7 +253,7 @@ def differences_of(source: SavedModel, heads: dict[str, str], folder: Path) -> d
     ours = {name: value for name, value in ours.items() if name in theirs}
     found = compare(ours, theirs, probe)
     for name, value in found.largest.items():
-        if not value <= TOLERANCE * max(1.0, found.magnitude[name]):
+        if not agree(value, found.magnitude[name]):
             raise UserError(f"{source.path}: transformers' {name} differ by {value:.1e}")
     return found.largest
 

@@ -94,6 +94,10 @@ def _ledger(model: ExternalModel, config: Recorded, weights: State, vocabularies
     ledger.mark("tensors", USED, weights)
     tied = config.get("tie_word_embeddings", True) and any("shared" in n or "decoder.embed_t" in n for n in weights)
     ledger.mark("tensors", NEUTRAL, ["lm_head.weight"] * tied, AS_TIED)
+    known, added = {*model.source.symbols, *SPECIAL}, _facts(model.path).get("added_tokens_decoder") or {}
+    for number, token in added.items():  # which its tokenizer keeps whole
+        if str(token.get("content")) not in known:
+            ledger.add("keys", f"added_tokens_decoder {number}", token.get("content"))
     for name in (name for name in weights if name.endswith(".embed_positions.weight")):
         count, width = weights[name].shape
         made = sinusoid_of_distance(torch.arange(count).double(), width)
@@ -167,12 +171,16 @@ class _Facts(TypedDict, total=False):
 
     source_lang: str | None
     target_lang: str | None
+    added_tokens_decoder: dict[str, dict[str, object]] | None
+
+
+def _facts(folder: Path) -> _Facts:
+    return read_json(folder / "tokenizer_config.json", _Facts, {}, error=ConversionError)
 
 
 def _add_text(model: ExternalModel) -> None:
     """Set languages and sentencepiece models from the folder, in place."""
-    path = model.path / "tokenizer_config.json"
-    facts = read_json(path, _Facts, {}, error=ConversionError)
+    facts = _facts(model.path)
     found = facts.get("source_lang") or "source", facts.get("target_lang") or "target"
     model.languages = found if found[0] != found[1] else ("source", "target")
     missing = [name for name in PIECES if not (model.path / name).is_file()]

@@ -12,6 +12,7 @@ dictionaries.  The hashes that a checkpoint keeps (`provenance.py`) tell which o
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -42,12 +43,14 @@ from relpos_fairseq.text.tokenizer import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+logger = logging.getLogger(__name__)
 WORD_STARTS_FILE = "word_starts.txt"
 UNIT_FILES = ("bpe.codes", SENTENCEPIECE_MODEL)  # of `prepare wmt`, in its folder units/
 TEXT_FOLDER, HASHED = "text", re.compile(r"text-[0-9a-f]{8}")
 TEXT_FILES = (*FILES, *UNIT_FILES, WORD_STARTS_FILE)
 DATA_PARTS = ("", "input0", "input1", "label")  # sentence_prediction has dictionaries in these; pairs have input1
 LANGUAGE_CODE = re.compile(">>.+?<<")
+MANY = 20  # codes that a warning names
 
 
 # Text of one side of a model to symbols and back
@@ -131,11 +134,16 @@ class SentencePieceText:
 
     def __init__(self, model: Path, symbols: Iterable[str]) -> None:
         self.codes = set(filter(LANGUAGE_CODE.fullmatch, symbols))
+        self.unknown: set[str] = set()
         self.processor = load_sentencepiece(model)
 
     def encode(self, text: str) -> list[str]:
         found = LANGUAGE_CODE.match(text)
         code = [found.group()] if found and found.group() in self.codes else []
+        if self.codes and found and not code and found.group() not in self.unknown and len(found.group().split()) == 1:
+            self.unknown.add(found.group())
+            known = ", ".join(sorted(self.codes)[:MANY]) + ", ..." * (len(self.codes) > MANY)
+            logger.warning("%s names no language of this model (%s): it is read as text", found.group(), known)
         return code + self.processor.encode(text.removeprefix("".join(code)), out_type=str)
 
     def decode(self, symbols: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from conversion.test_conversion_heads import NAMES, write
 from safetensors.torch import load_file, save_file
 
@@ -76,3 +77,12 @@ def test_the_line_that_says_why_is_shown(tmp_path):
     asked = {"auto": "AutoModelForSequenceClassification", "trust": False}
     with pytest.raises(closing_check.NotOpenedError, match=r"Error\(s\) in loading .*: size mismatch for classifier"):
         closing_check._answer(tmp_path, asked)
+
+
+def test_a_symbol_that_is_never_written_hides_no_difference():
+    ours = torch.tensor([[0.5, 2.0, -1e4]])
+    assert closing_check.measured(ours, ours) == (0.0, 2.0)
+    apart, size = closing_check.measured(ours + torch.tensor([0.0, 0.02, 3.0]), ours)
+    assert (round(apart, 4), size) == (0.02, 2.0) and not closing_check.agree(apart, size)
+    for wrong in (torch.tensor([[0.5, 2.0, 1.0]]), torch.tensor([[0.5, float("nan"), -1e4]])):
+        assert not closing_check.agree(*closing_check.measured(wrong, ours))

@@ -152,8 +152,29 @@ def test_marians_output_projection_is_the_embedding_where_it_is_tied(tied, tmp_p
     assert ("lm_head.weight" in became["used"]) != tied
 
 
+def test_a_token_that_was_added_to_marian_is_lost_by_name(tmp_path, convert):
+    marian(tmp_path / "marian")
+    path = tmp_path / "marian" / "tokenizer_config.json"
+    tokens = {"0": {"content": "</s>"}, "40": {"content": "<sep>"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"added_tokens_decoder": tokens}))
+    status, said = convert(tmp_path / "marian", "--to", "same", "--out", tmp_path / "out")
+    assert status == 0 and "lost      config key added_tokens_decoder 40 ('<sep>')" in said and "exact     no" in said
+
+
+@pytest.mark.slow
+def test_marian_is_exported_though_it_lacks_a_symbol(tmp_path, convert, capsys):
+    """Whose logit, -1e4, is neither compared nor the size of the others, and whose row has an int8 scale of its own."""
+    marian(tmp_path / "marian")
+    assert convert(tmp_path / "marian", "--to", "same", "--out", tmp_path / "ours")[0] == 0
+    model = tmp_path / "ours" / "model.pt"
+    assert relpos("export", "ct2", model, "--out", tmp_path / "ct2") == 0
+    assert relpos("export", "onnx", model, "--out", tmp_path / "onnx", "--quantization", "int8") == 0
+    assert relpos("export", "transformers", model, "--out", tmp_path / "hf") == 0
+    assert "logits, logits with its cache, loss and generate are ours" in capsys.readouterr().out
+
+
 @torch.no_grad()
-def test_marian_translates_as_transformers_does(tmp_path, convert, capsys):
+def test_marian_translates_as_transformers_does(tmp_path, convert, capsys, caplog):
     folder = tmp_path / "marian"
     model = marian(folder)
     assert convert(folder, "--to", "same", "--out", tmp_path / "out")[0] == 0
@@ -166,8 +187,10 @@ def test_marian_translates_as_transformers_does(tmp_path, convert, capsys):
         assert text.encode(line) == symbols or "<unk>" in line
     quoted = ">>fra<< >> the dog <<"
     assert text.encode(quoted) == [">>fra<<", *text.encode(">> the dog <<")]
-    for line in (">> the dog << sees", ">>eng<< the dog"):  # no code that the model knows
+    for line in (">> the dog << sees", ">>eng<< the dog", ">>eng<< again"):  # no code that the model knows
         assert text.encode(line) == text.processor.encode(line, out_type=str)
+    said = [record.getMessage() for record in caplog.records if "language" in record.getMessage()]
+    assert said == [">>eng<< names no language of this model (>>fra<<): it is read as text"]
     (tmp_path / "in").write_text("\n".join(lines[:2]) + "\n")
     given = ("--beam", "3", "--max-len-b", "12", "--cpu")
     assert relpos("translate", tmp_path / "out" / "model.pt", tmp_path / "in", *given) == 0
