@@ -29,8 +29,7 @@ from relpos_fairseq.formats.base import read_encoder
 from relpos_fairseq.formats.closing_check import NotOpenedError, agree, check_generating
 from relpos_fairseq.formats.exported import ROBERTA_PREFIX, TIED
 from relpos_fairseq.formats.fairseq import read_checkpoint
-from relpos_fairseq.formats.huggingface_export import check_written, classes_said, head_at
-from relpos_fairseq.formats.huggingface_export import separators_of as task_separators
+from relpos_fairseq.formats.huggingface_export import check_written, classes_said, head_at, pairs_of
 from relpos_fairseq.heads import (
     CAUSAL_LM,
     CHOICES,
@@ -58,15 +57,7 @@ from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguag
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.saved.checkpoint import plain_task
 from relpos_fairseq.saved.model import LANGUAGES, SavedModel
-from relpos_fairseq.text.assets import (
-    TEXT_FOLDER,
-    TokenizerText,
-    asset_files_of,
-    copy_assets,
-    find_assets,
-    label_names,
-    read_text,
-)
+from relpos_fairseq.text.assets import TEXT_FOLDER, asset_files_of, copy_assets, find_assets, label_names, read_text
 from relpos_fairseq.text.dictionary import BOS, EOS, PAD, SPECIAL
 from relpos_fairseq.text.transformers_files import tried_ids
 
@@ -181,14 +172,6 @@ def heads_of(source: SavedModel, wanted: str | None) -> dict[str, str]:
     return found
 
 
-def separators_of(source: SavedModel, text: Path | None) -> int:
-    """Return the number of further </s> between the texts of a pair: 0 or 1."""
-    if (said := task_separators(source.task)) is not None:
-        return said
-    own = read_text(text) if text else None
-    return own.tokenizer.separators if isinstance(own, TokenizerText) else 1
-
-
 def roberta_config(source: SavedModel, heads: dict[str, str], text: Path | None) -> RelPosConfig:
     """Return the config of the folder, with the options of the task and of the heads."""
     task = plain_task(source.task)
@@ -208,7 +191,7 @@ def roberta_config(source: SavedModel, heads: dict[str, str], text: Path | None)
         source.values,
         source.rows,
         task,
-        pair_separators=separators_of(source, text),
+        pair_separators=pairs_of(source, read_text(text) if text else None),
         tie_word_embeddings=not source.values.get("untie_weights_roberta"),
         **more,
     )

@@ -67,7 +67,8 @@ def open_folder(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
     found["ids"], found["mask"] = batch["input_ids"].tolist(), batch["attention_mask"].tolist()
     found["segments"] = batch["token_type_ids"].tolist() if "token_type_ids" in batch else None
     found["plain"] = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
-    found["pair"] = tokenizer(*PAIR)["input_ids"]
+    pair = tokenizer(*PAIR)
+    found["pair"] = [pair["input_ids"], pair.get("token_type_ids", [0] * len(pair["input_ids"]))]
     choices = asked["kind"] == "choices"
     alone = tokenizer(TEXTS[0], truncation=True, return_tensors="pt")  # without padding, which a loss may count
     alone = batch if choices else alone
@@ -186,7 +187,8 @@ def check_folder(
     Args:
         folder: the folder.
         asked: as `open_folder`, but with the ids of each of the `lines`, and what must come: `names` of classes or
-            None, the `longest` input or None, the id of the `mask`, and `said`, whether config.json names the problem.
+            None, the `longest` input or None, the id of the `mask`, ids and token types of the `pair`, and `said`,
+            whether config.json names the problem.
         row_of: our row of each of the folder's ids.
         outputs: our outputs by name, of (B, L) rows and segments.
         encode: our ids of a text, in the folder's numbers; None: it has no tokenizer.
@@ -291,6 +293,7 @@ def _compare(
     if encode is None:
         return said
     _same("ids", found["plain"], [list(encode(text)) for text in TEXTS])
+    _same("ids and token types of a pair", found["pair"], asked["pair"])
     if asked["longest"] is not None:
         _same("longest input after truncation", found.get("cut"), asked["longest"])
     real = torch.tensor(found["mask"]).bool()

@@ -24,7 +24,7 @@ from relpos_fairseq.config import OPTIONS
 from relpos_fairseq.conversion.algebra import convert
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError, Outputs, Probe
-from relpos_fairseq.formats.closing_check import NotOpenedError, check_folder
+from relpos_fairseq.formats.closing_check import PAIR, NotOpenedError, check_folder
 from relpos_fairseq.formats.huggingface_folder import ACTIVATIONS, FAMILIES, LM_BIAS, LM_WEIGHT, SCHEMES, Family
 from relpos_fairseq.formats.huggingface_import import EMBEDDING, SHOWN_BY
 from relpos_fairseq.formats.in_transformers import run_in_transformers
@@ -307,6 +307,13 @@ def separators_of(task: dict[str, Any]) -> int | None:
     return int(task["separators"]) - 1 if task.get("separators") in ("1", "2") else None
 
 
+def pairs_of(source: SavedModel, text: Text | None) -> int:
+    """Return the same number, where the task does not say as the tokenizer of its text joins two texts."""
+    if (said := separators_of(source.task)) is not None:
+        return said
+    return text.tokenizer.pairs.separators if isinstance(text, TokenizerText) else 1
+
+
 def export_order(source: SavedModel) -> Vocabulary:
     """Return the order that the embedding's rows get in the Hugging Face model of a relpos_roberta.
 
@@ -395,11 +402,19 @@ def check_written(
     text = own if trust else TokenizerText(place) if place and (folder / SETTINGS).is_file() else None
     longest = text.tokenizer.longest(longest) if isinstance(text, TokenizerText) else longest
     pipeline = head.pipeline if head is not MASKED_LM or MASK in number_of else ""
+    encode = text and (lambda line: [number_of.get(symbol, number_of.get(UNKNOWN)) for symbol in text.encode(line)])
+    pair: list[list[int]] = []
+    if encode:
+        end, separators = [number_of[SPECIAL[EOS]]], pairs_of(source, text)
+        before = [number_of[SPECIAL[BOS]], *encode(PAIR[0]), *end]
+        after = [*end * separators, *encode(PAIR[1]), *end]
+        kind = int(source.plan.segment_encoding != "none")
+        pair = [before + after, [0] * len(before) + [kind] * len(after)]
     asked = {
         **{"auto": head.auto, "kind": head.kind, "pipeline": pipeline, "trust": trust},
         **{"text": text is not None, "lines": tried_ids(own, number_of, [BOS], [EOS]) if own else {}},
         **{"problem": problem, "said": bool(config.get("problem_type")), "classes": len(names or ())},
-        **{"names": names, "longest": longest, "mask": number_of.get(MASK)},
+        **{"names": names, "longest": longest, "mask": number_of.get(MASK), "pair": pair},
     }
 
     def loss(ours: Outputs, labels: dict[str, Tensor]) -> Tensor | None:
@@ -422,7 +437,7 @@ def check_written(
             asked,
             {number: row for row, number in enumerate(numbers) if number >= 0},
             _with_head(source, head, chosen),
-            text and (lambda line: [number_of.get(symbol, number_of.get(UNKNOWN)) for symbol in text.encode(line)]),
+            encode,
             loss,
         )
     except NotOpenedError as error:

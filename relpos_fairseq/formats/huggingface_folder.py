@@ -167,8 +167,10 @@ def read_folder(path: Path, config: Recorded) -> Folder:
             f"{path}: <pad> is {padding} to the tokenizer and {config['pad_token_id']} to config.json, from which "
             f"positions count: they do not belong together"
         )
-    if folder.vocabulary.files and (said := compare_ids(path)):
-        folder.notes.append(said)
+    if folder.vocabulary.files:
+        said, alike = compare_ids(path)
+        folder.notes += [said] * bool(said)
+        folder.vocabulary.pairs = folder.vocabulary.pairs._replace(usual=folder.vocabulary.pairs.usual and alike)
     folder.ledger.mark("files", USED, folder.vocabulary.files)
     return folder
 

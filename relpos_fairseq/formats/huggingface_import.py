@@ -66,6 +66,7 @@ def read_huggingface(path: Path, config: Recorded) -> SavedModel:
     head = folder.head
     if head is None or (head is MODEL and MASKED_LM.kind in kinds):  # a masked LM's is not left behind
         head = MASKED_LM if kinds else MODEL
+    _read_pairs(folder, kinds)
     bias, types = folder.state.get(LM_BIAS), len(folder.state["token_types"])
     state, values = from_hf(folder)
     classes = classes_of(state, folder.config, folder.head, path)
@@ -96,6 +97,18 @@ def read_huggingface(path: Path, config: Recorded) -> SavedModel:
     state[VERSION] = encode_text(saved.plan.describe())
     saved.kept_files = {name: path / name for name in saved.origin.kept_files}
     return saved
+
+
+def _read_pairs(folder: Folder, kinds: list[str]) -> None:
+    """Leave out the token types that the folder's tokenizer never gives; a form that no task here has is lost."""
+    joined, types = folder.vocabulary.pairs, folder.state["token_types"]
+    if joined is None:
+        return
+    if not joined.segments and len(types) > 1:
+        folder.notes.append("its tokenizer gives every token the type 0: the other types are left out")
+        folder.state["token_types"] = types[:1]
+    if not joined.usual and {CLASSIFIER.kind, CHOICES.kind, SPANS.kind} & {*kinds}:
+        folder.ledger.add("files", "tokenizer.json: how it joins two texts")
 
 
 def _run(folder: Folder, kinds: list[str], bias: Tensor | None, tokens: Tensor, segments: Tensor | None) -> Outputs:
@@ -144,18 +157,19 @@ def from_hf(folder: Folder) -> tuple[State, dict[str, Any]]:
 def _task(folder: Folder, classes: int) -> dict[str, Any]:
     """Return options of the task that gives the model's head the input that it was trained on.
 
-    RoBERTa's pairs are `<s> A </s> </s> B </s>`, BERT's `<s> A </s> B </s>`: fairseq's
-    sentence_prediction writes the first with a separator token and the second without one.
+    Pairs are joined as the folder's tokenizer joins them, whatever its model: RoBERTa's `<s> A </s> </s> B </s>`
+    fairseq's sentence_prediction writes with a separator token, BERT's `<s> A </s> B </s>` without one.
     """
     if classes == 0:
         return {}
-    bert, ranks = not folder.family.padded, folder.head is CHOICES
-    if bert:
+    ranks, joined = folder.head is CHOICES, folder.vocabulary.pairs
+    two = joined.separators == 1 if joined else folder.family.padded
+    if not two:
         folder.notes.append(
             f"pairs have BERT's one </s> between them: {heads.RANKING if ranks else 'sentence_prediction'} without "
             "--separator-token; with --separator-token 2, RoBERTa's two, inputs would differ"
         )
-    pairs = {"init_token": 0, "separator_token": None if bert else 2}
+    pairs = {"init_token": 0, "separator_token": 2 if two else None}
     if ranks:
         return pairs | {"_name": heads.RANKING, "ranking_head_name": heads.HEAD}
     return pairs | {

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import NotComparedError, Outputs
+from relpos_fairseq.formats.closing_check import PAIR
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
 from relpos_fairseq.io.packages import remedy
-from relpos_fairseq.text import load_tokenizer
+from relpos_fairseq.text import SPECIAL, load_tokenizer
+from relpos_fairseq.text.tokenizer import Tokenizer
 from relpos_fairseq.text.transformers_files import TRIED
 
 _HEAD_BIASES = ("decoder.bias", "lm_head.bias", "predictions.bias")
@@ -95,24 +97,41 @@ def run_in_transformers(
     return found
 
 
-def compare_ids(folder: Path) -> str:
-    """Compare a folder's ids with those of AutoTokenizer; return what was found, or nothing without transformers."""
+def _pair(tokenizer: Tokenizer, first: str, second: str) -> tuple[list[int], list[int]]:
+    """Return the ids and token types of two texts, as they are joined for a model."""
+    parts = [[tokenizer.numbers[symbol] for symbol in tokenizer.encode(text).pieces] for text in (first, second)]
+    begin, end = (tokenizer.numbers[symbol] for symbol in SPECIAL[:3:2])
+    before = [begin, *parts[0], end]
+    after = [*[end] * tokenizer.pairs.separators, *parts[1], end]
+    return before + after, [0] * len(before) + [int(tokenizer.pairs.segments)] * len(after)
+
+
+def compare_ids(folder: Path) -> tuple[str, bool]:
+    """Compare a folder's ids with those of AutoTokenizer; return what was found, and whether pairs are joined alike.
+
+    Without transformers nothing is found.
+    """
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        return ""
+        return "", True
     release = transformers_release()
     try:
         theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        found = [theirs(text, add_special_tokens=False)["input_ids"] for text in TRIED]
+        found, pair = [theirs(text, add_special_tokens=False)["input_ids"] for text in TRIED], theirs(*PAIR)
     except Exception as error:  # whatever a release makes of a folder that it does not know
-        return f"ids were not compared: {release} does not load the tokenizer ({' '.join(str(error).split())[:99]})"
+        why = " ".join(str(error).split())[:99]
+        return f"ids were not compared: {release} does not load the tokenizer ({why})", True
     ours = load_tokenizer(folder)
+    joined = _pair(ours, *PAIR)
+    if ours.pairs.usual and joined != (pair["input_ids"], pair.get("token_type_ids", [0] * len(joined[0]))):
+        return f"pairs differ from AutoTokenizer's of {release}: {pair['input_ids']} there, {joined[0]} here", False
     own = [[ours.numbers[symbol] for symbol in ours.encode(text).pieces] for text in TRIED]
     differing = [text for text, first, second in zip(TRIED, own, found, strict=True) if first != second]
     if not differing:
-        return f"ids of {len(TRIED)} texts equal AutoTokenizer's ({release})"
-    return (
+        return f"ids of {len(TRIED)} texts equal AutoTokenizer's ({release})", True
+    said = (
         f"ids of {len(differing)} of {len(TRIED)} texts differ from AutoTokenizer's of {release} ({differing[0]!r}): "
         f"ours are those of transformers 4.46, and the result's own tokenizer.json keeps them"
     )
+    return said, True

@@ -22,6 +22,7 @@ from relpos_fairseq.text import MASK, SPECIAL, load_tokenizer
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import is_symbol, read_dictionary
 from relpos_fairseq.text.folders import SETTINGS, class_of, holds_tokenizer, tokenizer_paths
+from relpos_fairseq.text.tokenizer import Pairs
 from relpos_fairseq.text.transformers_files import transformers_files
 
 # Google's BERT: [UNK] [CLS] [SEP] [MASK] where no vocabulary says otherwise.
@@ -47,12 +48,14 @@ class Vocabulary:
         rows: the source's id of each of fairseq's rows; -1 where the source has none.
         files: the tokenizer's files, by name.
         made: contents of files that replace some of those, by name.
+        pairs: how the tokenizer joins two texts; None: there is none.
     """
 
     symbols: list[str]
     rows: list[int]
     files: dict[str, Path] = field(default_factory=dict)
     made: dict[str, str] = field(default_factory=dict)
+    pairs: Pairs | None = None
 
     def take(self, table: Tensor) -> Tensor:
         """Return (V, ...) rows in the source's order as (V', ...) rows in fairseq's."""
@@ -121,7 +124,8 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
     size = config["vocab_size"]
     if not holds_tokenizer(folder):
         return _without_files(config, notes)
-    numbers = dict(load_tokenizer(folder).numbers)
+    tokenizer = load_tokenizer(folder)
+    numbers = dict(tokenizer.numbers)
     if numbers.get(MASK, 0) >= size:  # transformers adds one to a vocabulary that has none
         del numbers[MASK]
     beyond = {symbol: number for symbol, number in numbers.items() if number >= size}
@@ -141,6 +145,7 @@ def of_folder(folder: Path, config: dict[str, Any], notes: list[str]) -> Vocabul
     if not bert and any(numbers[n] != _ROBERTA_IDS[n] for n in SPECIAL):
         notes.append("the special symbols are moved to fairseq's rows")
     found = _ordered(numbers, size, {path.name: path for path in tokenizer_paths(folder)}, notes)
+    found.pairs = tokenizer.pairs
     settings = read_json(folder / SETTINGS, dict[str, object], {}, error=ConversionError)
     if "tokenizer_class" not in settings:  # config.json, which says it, stays behind
         settings["tokenizer_class"] = class_of(folder)
@@ -193,7 +198,7 @@ def of_checkpoint(
         rows = [numbers[symbol] if symbol in numbers else next(free) for symbol in ours]
     given = {symbol: row for symbol, row in zip(ours, rows, strict=True) if row >= 0}
     if separators is None:
-        separators = tokenizer.separators
+        separators = tokenizer.pairs.separators
     made = transformers_files(tokenizer, given, separators, segments, longest)
     kept = {name: path for name, path in files.items() if theirs and name not in (DICTIONARY, *made)}
     return Vocabulary(symbols, rows, kept, made)

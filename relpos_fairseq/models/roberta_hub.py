@@ -76,7 +76,7 @@ class RelPosRobertaHub(nn.Module):
             return task.separator_token is None
         if task.get("separators") in ("1", "2"):
             return task.separators == "1"
-        return self.tokenizer is not None and self.tokenizer.separators == 0
+        return self.tokenizer is not None and self.tokenizer.pairs.separators == 0
 
     def _pieces(self, text: str, masked: bool = False) -> list[str]:
         if self.tokenizer is None:

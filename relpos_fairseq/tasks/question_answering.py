@@ -250,7 +250,7 @@ class QuestionAnsweringTask(FairseqTask):
         self.dictionary = dictionary
         separators = cfg.separators
         if separators == "auto":
-            separators = 1 + tokenizer.separators
+            separators = 1 + tokenizer.pairs.separators
         shape = Shape(
             tokens_per_sample=cfg.tokens_per_sample,
             doc_stride=cfg.doc_stride,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -20,6 +20,7 @@ from relpos_fairseq.text.sentencepiece_model import add_tokens, added_token, rep
 from relpos_fairseq.text.tokenizer import (
     SENTENCEPIECE_MODEL,
     SPELLINGS,
+    Pairs,
     State,
     Tokenizer,
     byte_bpe,
@@ -47,21 +48,24 @@ class _Class:
     file: str
     spelling: tuple[str, ...] = SPELLINGS[0]
     sets: str = ""  # type of the normalizer or pre-tokenizer whose options tokenizer_config.json decides
+    pairs: Pairs = Pairs(1, False)  # how it joins two texts, where tokenizer.json does not say
+    types: bool = False  # whether it gives its model token types, where tokenizer_config.json does not say
 
 
 def _classes() -> dict[str, _Class]:
     """Return the classes whose vocabulary file is read here, by their names without case and signs."""
     bert = "Bert DistilBert Electra MobileBert ConvBert SqueezeBert LayoutLM Lxmert"
     mpnet = ("<s>", "<pad>", "</s>", "[UNK]", "<mask>")
-    rows = [_Class(name, "vocab.txt", _BERT, "BertNormalizer") for name in bert.split()]
+    types, own = Pairs(0, True), Pairs(0, False, usual=False)
+    rows = [_Class(name, "vocab.txt", _BERT, "BertNormalizer", types, name != "DistilBert") for name in bert.split()]
     rows += [_Class(name, "vocab.json", sets="ByteLevel") for name in "Roberta Bart Longformer LED".split()]
     rows += [
         _Class("MPNet", "vocab.txt", mpnet, "BertNormalizer"),
-        _Class("GPT2", "vocab.json", (), "ByteLevel"),
-        _Class("Deberta", "vocab.json", _BERT, "ByteLevel"),
-        _Class("DebertaV2", "spm.model", _BERT),
+        _Class("GPT2", "vocab.json", (), "ByteLevel", own),
+        _Class("Deberta", "vocab.json", _BERT, "ByteLevel", types, True),
+        _Class("DebertaV2", "spm.model", _BERT, "", types, True),
         _Class("XLMRoberta", "sentencepiece.bpe.model"),
-        _Class("Albert", "spiece.model", _ALBERT),
+        _Class("Albert", "spiece.model", _ALBERT, "", types, True),
     ]
     return {row.name.lower(): row for row in rows}
 
@@ -87,8 +91,11 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         paths = [folder / name for name in names]
         state = _READERS[names](paths, settings)
         named = settings.complete(state)
+        pairs = settings.pairs(paths[0] if state.get("post_processor") else None, named)
         files = {path.name: path for path in tokenizer_paths(folder)}
-        return Tokenizer(state, files, named, ids_as_symbols=names[0] == "encoder.json", carried=settings.carried())
+        return Tokenizer(
+            state, files, named, ids_as_symbols=names[0] == "encoder.json", carried=settings.carried(), pairs=pairs
+        )
 
 
 def holds_tokenizer(folder: Path) -> bool:
@@ -174,6 +181,27 @@ class _Settings:
             return named
         found = spelled(vocabulary_of(state))
         return {ours: name for ours, name in found.items() if ours not in named and name not in named.values()} | named
+
+    def pairs(self, template: Path | None, named: Mapping[str, str]) -> Pairs | None:
+        """Return how the folder's tokenizer joins two texts, by the template of its tokenizer.json or by its class."""
+        types = self.cls.types if self.cls else True
+        if inputs := self.config.get("model_input_names"):
+            types = "token_type_ids" in inputs
+        if template is None:
+            own = self.cls.pairs if self.cls else None
+            return own and own._replace(segments=own.segments and types)
+        model = import_tokenizers().Tokenizer.from_file(str(template))
+        text = next((one for one in ("a", *model.get_vocab()) if model.encode(one, add_special_tokens=False).ids), "")
+        found = model.encode(text, text)
+        parts = "".join("_" if part is None else str(part) for part in found.sequence_ids)
+        special = [token for token, part in zip(found.tokens, parts, strict=True) if part == "_"]
+        first = parts.rfind("0") + 2  # with its </s>
+        by_part = [int(number >= first) for number in range(len(parts))]
+        joined = re.fullmatch("_0+(__?)1+_", parts)
+        ends = special == [named.get("<s>"), *[named.get("</s>")] * (len(special) - 1)]
+        segments = any(found.type_ids) and types
+        usual = joined and ends and (not segments or found.type_ids == by_part)
+        return Pairs(len(joined.group(1)) - 1 if joined else 0, segments, bool(usual))
 
     def carried(self) -> dict[str, Any]:
         """Return the settings that change no id; a `model_max_length` as large as transformers' own default is none."""

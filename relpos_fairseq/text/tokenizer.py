@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import write_bytes
@@ -54,6 +54,14 @@ class Encoding:
         return len(self.pieces)
 
 
+class Pairs(NamedTuple):
+    """How two texts are joined for a model: <s> first </s>, further </s>, second </s>."""
+
+    separators: int  # further </s>: BERT's 0, RoBERTa's 1
+    segments: bool  # all that follows the first </s> has token type 1, in place of 0
+    usual: bool = True  # False: they are joined in another way, which no task here knows
+
+
 class Tokenizer:
     """Splits text into the symbols of a fairseq dictionary, by a model of the `tokenizers` library.
 
@@ -66,6 +74,7 @@ class Tokenizer:
         names: the model's own names of fairseq's special symbols; None: as its vocabulary spells them.
         ids_as_symbols: dict.txt names tokens by their numbers, as fairseq's GPT-2 dictionary does.
         carried: settings of tokenizer_config.json that change no id, and go back as they were.
+        pairs: how its library joins two texts; None: as models with such a vocabulary do.
     """
 
     def __init__(
@@ -75,6 +84,7 @@ class Tokenizer:
         names: Mapping[str, str] | None = None,
         ids_as_symbols: bool = False,
         carried: Mapping[str, Any] = {},
+        pairs: Pairs | None = None,
     ):
         self.files, self.carried = files, carried
         # The model's own name of each special symbol that it has.
@@ -87,6 +97,8 @@ class Tokenizer:
         self._bytes = marks == "ByteLevel"
         self.kind = "sentencepiece" if marks == "Metaspace" else _KINDS.get(state["model"]["type"], "wordlevel")
         self.prefix = state["model"].get("continuing_subword_prefix") or "##"
+        bert = self.kind == "wordpiece" or self.names.get("</s>") == "[SEP]"
+        self.pairs = pairs or Pairs(int(not bert), bert)
         self.added = {token["content"]: token for token in state["added_tokens"]}  # with their flags
         ours = {piece: symbol for symbol, piece in self.names.items()}
         # The library's number of every symbol, and its own name of it.
@@ -244,11 +256,6 @@ class Tokenizer:
         """Return the longest input in tokens, of a model and by `model_max_length`; None: any."""
         own = self.carried.get("model_max_length")
         return min((one for one in (own, model) if one is not None), default=None)
-
-    @property
-    def separators(self) -> int:
-        """The number of further </s> between two texts in models with such a tokenizer: BERT's 0, RoBERTa's 1."""
-        return int(self.kind != "wordpiece" and self.names.get("</s>") != "[SEP]")
 
     def check_dictionary(self, known: Collection[str], name: str) -> None:
         """Raise an error if `known`, the dictionary of a data set or a model, lacks symbols of this tokenizer.

@@ -1,0 +1,150 @@
+"""Pairs of texts are joined as a folder's own tokenizer joins them, whatever its model: classes equal transformers'."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import tokenizers
+import torch
+import transformers
+
+from helpers.commands import relpos
+from helpers.conversion import shake
+from relpos_fairseq.criterions.question_answering import span_logits
+from relpos_fairseq.data.squad import Question, QuestionFile
+from relpos_fairseq.inference.checkpoints.loading import load
+from relpos_fairseq.tasks.question_answering import QuestionDataset
+from relpos_fairseq.text.folders import load_tokenizer
+
+TEXTS = [f"the {a} {b}s a {c}" for a in ("old", "new") for b in ("see", "hear") for c in ("house", "horse", "mouse")]
+LETTERS = [chr(number) for number in range(ord("a"), ord("z") + 1)]
+TWO = ("the old mouse", "a new house hears")
+BARE = {"model_input_names": ["input_ids", "attention_mask"]}
+
+
+def wordpiece(folder) -> None:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
+
+
+def bpe(folder) -> None:
+    made = tokenizers.ByteLevelBPETokenizer()
+    made.train_from_iterator(TEXTS, vocab_size=300, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    made.save_model(str(folder))
+
+
+def pieces(folder) -> None:
+    (folder / "lines").write_text("\n".join(TEXTS))
+    prefix = str(folder / "sentencepiece.bpe")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "lines"), model_prefix=prefix, vocab_size=22, minloglevel=2
+    )
+    (folder / "lines").unlink()
+    (folder / "sentencepiece.bpe.vocab").unlink()
+
+
+def with_template(folder, pair: str) -> None:
+    """Give the folder a tokenizer.json whose pairs are joined so: A, B, [CLS], and | for [SEP], each with its type."""
+    transformers.BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    path = folder / "tokenizer.json"
+    state = json.loads(path.read_text())
+    names = {"|": "[SEP]", "^": "[CLS]"}
+    state["post_processor"]["pair"] = [
+        {"Sequence": {"id": one, "type_id": int(kind)}}
+        if one in "AB"
+        else {"SpecialToken": {"id": names[one], "type_id": int(kind)}}
+        for one, kind in zip(pair[::2], pair[1::2], strict=True)
+    ]
+    path.write_text(json.dumps(state))
+
+
+# Model, its tokenizer's maker, class and settings, and a template of its own.
+CASES = {
+    "bert, xlm-r's": ("bert", pieces, "XLMRobertaTokenizer", {}, ""),
+    "bert, roberta's": ("bert", bpe, "RobertaTokenizer", {}, ""),
+    "bert": ("bert", wordpiece, "BertTokenizer", {}, ""),
+    "bert without types": ("bert", wordpiece, "BertTokenizer", BARE, ""),
+    "bert, two separators": ("bert", wordpiece, "BertTokenizer", {}, "^0A0|0|1B1|1"),
+    "bert, one type": ("bert", wordpiece, "BertTokenizer", {}, "^0A0|0|0B0|0"),
+    "bert, distilbert's": ("bert", wordpiece, "DistilBertTokenizer", {}, ""),
+    "roberta of two types": ("roberta", bpe, "RobertaTokenizer", {}, ""),
+    "roberta, bert's": ("roberta", wordpiece, "BertTokenizer", {}, ""),
+    "bert, mpnet's": ("bert", None, "MPNetTokenizer", {}, ""),
+}
+
+
+def write(folder, name: str, head: str = "SequenceClassification"):
+    """A case's folder and its model."""
+    kind, make, cls, settings, template = CASES[name]
+    folder.mkdir()
+    if make is None:
+        words = ["<s>", "<pad>", "</s>", "[UNK]", *LETTERS, *(f"##{letter}" for letter in LETTERS), "<mask>"]
+        (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    else:
+        make(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": cls} | settings))
+    if template:
+        with_template(folder, template)
+    made = load_tokenizer(folder)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    sizes |= {"max_position_embeddings": 64, "type_vocab_size": 2, "pad_token_id": made.numbers["<pad>"]}
+    sizes |= {"vocab_size": 1 + max(made.numbers.values())}
+    sizes |= {"num_labels": 3} if head == "SequenceClassification" else {}
+    stem = {"bert": "Bert", "roberta": "Roberta"}[kind]
+    model = getattr(transformers, f"{stem}For{head}")(getattr(transformers, f"{stem}Config")(**sizes)).eval()
+    shake(model)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_the_class_of_a_pair_is_transformers(name, tmp_path, capsys):
+    model = write(tmp_path / "theirs", name)
+    assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
+    said = capsys.readouterr().out
+    assert "exact     yes" in said and "differ from AutoTokenizer" not in said
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    expected = model(**tokenizer(*TWO, return_tensors="pt")).logits.softmax(-1)[0]
+    (tmp_path / "in").write_text("\t".join(TWO) + "\n")
+    assert relpos("classify", tmp_path / "ours" / "model.pt", tmp_path / "in", "--cpu") == 0
+    label, probability = capsys.readouterr().out.split()
+    assert int(label.removeprefix("LABEL_")) == expected.argmax()
+    assert abs(float(probability) - float(expected.max())) < 2e-4
+    if CASES[name][0] == "bert":  # and what goes back joins them so too, which the closing check compares
+        assert relpos("convert", tmp_path / "ours", "--to", "hf-bert", "--out", tmp_path / "back") == 0
+        again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "back").eval()
+        pair = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")(*TWO, return_tensors="pt")
+        torch.testing.assert_close(again(**pair).logits.softmax(-1)[0], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("template", ["^0B0|0A0|0", "^0A0|0B1", "^0A0|1B1|1"])
+def test_pairs_that_no_task_joins_so_are_lost_by_name(template, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(CASES, "odd", ("bert", wordpiece, "BertTokenizer", {}, template))
+    write(tmp_path / "theirs", "odd")
+    assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
+    said = capsys.readouterr().out
+    assert "lost      file tokenizer.json: how it joins two texts: not read here" in said and "exact     no" in said
+
+
+@torch.no_grad()
+def test_questions_have_the_types_of_the_tokenizer(tmp_path):
+    """The context of a BERT with XLM-R's tokenizer has the type of the question."""
+    model = write(tmp_path / "theirs", "bert, xlm-r's", "QuestionAnswering")
+    assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
+    pair = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")(*TWO, return_tensors="pt")
+    trained = load(tmp_path / "ours" / "model.pt", None, True, "relpos answer")
+    file = QuestionFile(Path("questions"), [TWO[1]], [Question("1", TWO[0], 0, (), ())])
+    encoded = trained.task.encoder.encode(file, False)
+    dataset = QuestionDataset(encoded, trained.task.dictionary, False, False)
+    sample = dataset.collater([dataset[0]])
+    assert sample["net_input"]["src_tokens"].shape == pair["input_ids"].shape
+    found = span_logits(trained.model, sample, trained.cfg.task.span_head_name)
+    expected = model(**pair)
+    for ours, theirs in zip(found.unbind(-1), (expected.start_logits, expected.end_logits), strict=True):
+        allowed = sample["allowed"]
+        torch.testing.assert_close(ours[allowed], theirs[allowed], rtol=0, atol=1e-4)
