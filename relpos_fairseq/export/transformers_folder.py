@@ -215,7 +215,7 @@ def roberta_config(source: SavedModel, heads: dict[str, str], text: Path | None)
             more["id2label"] = dict(enumerate(names))
             more["label2id"] = {name: number for number, name in enumerate(names)}
     return RelPosConfig(
-        source.values,
+        {name: value for name, value in source.values.items() if name != "_name"},
         source.rows,
         task,
         pair_separators=separators_of(source, text),
