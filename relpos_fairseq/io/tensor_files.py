@@ -141,6 +141,7 @@ def _of_training(state: Mapping[str, Any]) -> Iterator[str]:
         ("task_state", Mapping, "a dict"),
         ("optimizer_history", list, "a list of dicts"),
         ("last_optimizer_state", Mapping, "a dict"),
+        ("conversion", Mapping, "a dict"),  # the record of `relpos convert`
     ):
         value = state.get(name)
         if value is not None and not isinstance(value, kind):

@@ -122,9 +122,9 @@ def _task_of_heads(state: Mapping[str, Tensor], given: Mapping[str, Any], length
         return "sentence_prediction", made | {"_name": "sentence_prediction"}
     if spans:
         name = "question_answering"
-        own = given if given.get("_name") == name else {}
+        own = _known(TASK_DATACLASS_REGISTRY[name], given) if given.get("_name") == name else {}
         made = {"span_head_name": spans[0], "tokens_per_sample": length, **own, "_name": name}
-        return name, made | {"tokens_per_sample": min(int(made["tokens_per_sample"]), length)}
+        return name, made | {"tokens_per_sample": min(made["tokens_per_sample"], length)}
     return "masked_lm", {"_name": "masked_lm", "tokens_per_sample": length}
 
 

@@ -11,10 +11,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from helpers.commands import relpos
-from helpers.conversion import shake
+from helpers.conversion import config, random_state, shake
 from helpers.exported import write_checkpoint
 from relpos_fairseq.export.model_adapters import WholeModel
 from relpos_fairseq.formats.base import read_encoder
+from relpos_fairseq.saved.checkpoint import checkpoint_of
 from relpos_fairseq.saved.model import SavedModel
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", *"012345678"]
@@ -287,6 +288,16 @@ def test_an_untied_head_without_its_weight_is_incomplete(tmp_path, capsys):
     path.write_text(json.dumps(json.loads(path.read_text()) | TIES["untied"]))
     assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 2
     assert "the head lacks cls.predictions.decoder.weight" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("length", "expected"), [("${model.max_positions}", 20), (None, 20), (512, 20), (7, 7)])
+def test_windows_of_questions_are_no_longer_than_the_model(length, expected):
+    """An option that refers to another one, or is not set, says nothing."""
+    values = config("learned")
+    state = random_state(values) | {"span_heads.mine.out_proj.weight": torch.ones(2, 16)}
+    task = {"_name": "question_answering", "tokens_per_sample": length, "doc_stride": 5, "span_head_name": None}
+    made = checkpoint_of("relpos_roberta", values, state, task)["cfg"]["task"]
+    assert (made["tokens_per_sample"], made["doc_stride"], made["span_head_name"]) == (expected, 5, "mine")
 
 
 def test_token_types_come_back_as_they_were(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -50,6 +52,14 @@ def test_saved_again_it_is_the_same_and_comes_back(scheme, tmp_path):
     tokens = roberta.tokens() % 20
     torch.testing.assert_close(again(tokens).logits, model(tokens)[0].float(), rtol=0, atol=1e-5)
     assert relpos("convert", tmp_path / "again", "--to", "same", "--out", tmp_path / "back") == 0
+
+
+def test_values_are_the_options_without_the_models_name(tmp_path):
+    """As in the folders of models that generate; model_type names it."""
+    _, folder = exported(tmp_path, "m4")
+    told = json.loads((folder / "config.json").read_text())
+    assert told["model_type"] == "relpos_roberta" and "_name" not in told["values"]
+    assert told["values"]["position_scheme"] == "m4"
 
 
 def test_outputs_of_any_size_are_exported(tmp_path):

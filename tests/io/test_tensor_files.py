@@ -50,6 +50,7 @@ GOOD = {
         ("optimizer_history", [3], "must be a list of dicts"),
         ("last_optimizer_state", "x", "last_optimizer_state is 'x'"),
         ("task_state", 1.5, "task_state is 1.5"),
+        ("conversion", 5, "conversion is 5, and must be a dict"),
     ],
 )
 def test_a_part_of_another_type_is_one_line(tmp_path: Path, place: str, value: Any, said: str) -> None:
