@@ -188,7 +188,7 @@ def roberta_config(source: SavedModel, heads: dict[str, str], text: Path | None)
         classes = len(source.state[f"{old}out_proj.weight"])
         more |= classes_said(source, kind, classes, label_names(text, classes))
     return RelPosConfig(
-        {name: value for name, value in source.values.items() if name != "_name"},
+        source.values,
         source.rows,
         task,
         pair_separators=pairs_of(source, read_text(text) if text else None),

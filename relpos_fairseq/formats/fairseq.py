@@ -162,7 +162,7 @@ def _modern(state: State) -> State:
         if key.startswith("decoder."):
             key = "encoder." + key.removeprefix("decoder.")
         key = key.replace(".emb_layer_norm.", ".layernorm_embedding.")
-        if key.endswith(_BUFFERS):
+        if key.endswith(UNFILLED):
             continue
         if ".in_proj_" in key:
             stem, part = key.split(".in_proj_")

@@ -253,8 +253,11 @@ class RelPosRobertaModel(RobertaModel):
 
         Heads of the checkpoint that the model lacks are registered with --load-checkpoint-heads
         and else left out, as are those of another size; heads of the model that the checkpoint
-        lacks keep their own weights.
+        lacks keep their own weights. A state without fairseq's number of a version is none of its first releases, whose
+        layers have no layer norm after the last.
         """
+        stack = f"{name}.encoder.sentence_encoder" if name else "encoder.sentence_encoder"
+        state_dict.setdefault(f"{stack}.version", self.encoder.sentence_encoder.version)
         super().upgrade_state_dict_named(state_dict, name)
         for kind in ("span", "token"):
             heads, prefix = getattr(self, f"{kind}_heads"), f"{name}.{kind}_heads." if name else f"{kind}_heads."

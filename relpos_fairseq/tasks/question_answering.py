@@ -255,7 +255,7 @@ class QuestionAnsweringTask(FairseqTask):
             tokens_per_sample=cfg.tokens_per_sample,
             doc_stride=cfg.doc_stride,
             max_query_length=cfg.max_query_length,
-            separators=int(separators),
+            separators=int(str(separators)),
             on_long_question=cfg.on_long_question,
         )
         self.encoder = QuestionEncoder(tokenizer, dictionary, shape, str(dict_path(cfg.data)))

@@ -388,3 +388,19 @@ def test_a_folder_goes_back_with_its_own_head(name, tmp_path, capsys):
         assert relpos("convert", tmp_path / "ours", "--to", "hf-bert", "--out", tmp_path / "other") == 0
         said = capsys.readouterr().out
         assert f"lost      head {head}: --head {head} exports it" in said and "exact     no" in said
+
+
+@torch.no_grad()
+def test_the_last_layer_norm_stays(tmp_path):
+    """Where layer norms come before blocks; fairseq takes a state without its number of a version for an older one."""
+    _, checkpoint = write_checkpoint(tmp_path, "bpe", encoder_normalize_before=True)
+    tokens = torch.tensor([[0, 7, 9, 11, 2]])
+    expected = SavedModel.open(checkpoint).build_anyway(None)[0](tokens, features_only=True)[0]
+    for to in ("same", "learned+m4"):
+        assert relpos("convert", checkpoint, "--to", to, "--out", tmp_path / to) == 0
+        made, _ = SavedModel.open(tmp_path / to / "model.pt").build_anyway(None)
+        assert torch.equal(made(tokens, features_only=True)[0], expected)
+    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "theirs") == 0
+    assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "back") == 0
+    made, _ = SavedModel.open(tmp_path / "back" / "model.pt").build_anyway(None)
+    assert torch.equal(made(tokens, features_only=True)[0], expected)
