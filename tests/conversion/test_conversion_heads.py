@@ -404,3 +404,12 @@ def test_the_last_layer_norm_stays(tmp_path):
     assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "back") == 0
     made, _ = SavedModel.open(tmp_path / "back" / "model.pt").build_anyway(None)
     assert torch.equal(made(tokens, features_only=True)[0], expected)
+
+
+@pytest.mark.parametrize("separators", ["auto", "1", "2"])
+def test_questions_are_answered_with_their_separators(separators, tmp_path, capsys):
+    task = {"_name": "question_answering", "separators": separators, "span_head_name": "spans"}
+    _, checkpoint = write_checkpoint(tmp_path, "bpe", spans=True, task=task, max_positions=64)
+    given = ("--cpu", "--jsonl")
+    assert relpos("answer", checkpoint, "the old mouse sees a horse", "the new house", *given) == 0
+    assert json.loads(capsys.readouterr().out)["question"] == "the new house"
