@@ -6,6 +6,7 @@ labels are classes, and other labels are of several classes each, as there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,12 @@ def classifier_of(task: dict[str, Any]) -> str | None:
     if task.get("_name") == RANKING:
         return named or task.get("ranking_head_name", HEAD)
     return named if task.get("_name") == "sentence_prediction" else None
+
+
+def is_regression(config: Mapping[str, Any], classes: int) -> bool:
+    """Tell by its config.json whether a classifier gives numbers: one output does, unless it is a label."""
+    problem = config.get("problem_type")
+    return problem == REGRESSION or (classes == 1 and problem != SEVERAL)
 
 
 def problem_named(config: dict[str, Any], where: str) -> str | None:

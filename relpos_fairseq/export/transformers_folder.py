@@ -249,6 +249,8 @@ def card_of(done: Exported, checkpoint: Path, source: SavedModel) -> dict[str, o
         value.numel() for name, value in source.state.items() if value.is_floating_point() and name != TIED
     )
     rows |= {f"largest difference: {name}": f"{v:.1e}" for name, v in done.differences.items()}
+    if any(name.startswith("span_heads.") for name in source.state):
+        rows["loss"] = "of all tokens, as transformers computes it; fairseq's training leaves question and padding out"
     rows["tokenizer"] = done.tokenizer
     rows["text"] = f"{TEXT_FOLDER}/" if not done.tokenizer.startswith("none") else "none"
     return rows | {"checkpoint's sha256": sha256_of(checkpoint)}

@@ -13,7 +13,7 @@ from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.formats.fairseq import check
 from relpos_fairseq.formats.huggingface_import import classes_of, labels_of
 from relpos_fairseq.formats.transformers_folder import AS_TIED, ledger_of, read_weights
-from relpos_fairseq.heads import CHOICES, HEAD, MASKED_LM, RANKING, SPAN_HEAD, head_of, problem_named
+from relpos_fairseq.heads import CHOICES, HEAD, MASKED_LM, RANKING, SPAN_HEAD, head_of, is_regression, problem_named
 from relpos_fairseq.models import building
 from relpos_fairseq.models.building import EMBEDDING, run_ours
 from relpos_fairseq.models.configs import RelPosRobertaConfig
@@ -50,6 +50,7 @@ def _read_roberta(folder: Path, config: Recorded) -> SavedModel:
         state[TIED] = state[EMBEDDING]
     state = building.fill_shared(state, building.roberta_shared_names(values, state))
     head = head_of(config, str(folder)) or MASKED_LM
+    notes: list[str] = []
     saved = SavedModel.of(
         folder,
         ROBERTA,
@@ -58,13 +59,14 @@ def _read_roberta(folder: Path, config: Recorded) -> SavedModel:
         _exported_task(config, state, folder),
         kind=f"{ROBERTA_TYPE} of transformers",
         origin=Origin(
-            labels=labels_of(config, classes_of(state, config, head, folder)),
+            labels=labels_of(config, classes_of(state, config, head, folder), notes),
             problem_type=problem_named(config, str(folder)),
             head=head.suffix,
             named={key: config[key] for key in ("id2label", "label2id") if config.get(key)},
         ),
         library=ROBERTA,
         files=asset_files_of(text),
+        notes=notes,
     )
     if not saved.files:
         saved.notes.append(f"no {text}: the result has no dictionary and no tokenizer")
@@ -135,9 +137,7 @@ def _exported_task(config: dict[str, Any], state: State, folder: Path) -> dict[s
     if classifies:
         task["classification_head_name"] = HEAD
     if has["sentence_prediction"]:
-        task["regression_target"] = config.get("problem_type") == "regression" or (
-            len(state[f"{CLASSIFIER}out_proj.weight"]) == 1
-        )
+        task["regression_target"] = is_regression(config, len(state[f"{CLASSIFIER}out_proj.weight"]))
     return task
 
 

@@ -80,7 +80,7 @@ def read_huggingface(path: Path, config: Recorded) -> SavedModel:
         origin=Origin(
             family=folder.family.name,
             head=head.suffix,
-            labels=labels_of(folder.config, classes),
+            labels=labels_of(folder.config, classes, folder.notes),
             problem_type=folder.config.get("problem_type"),
             named={key: folder.config[key] for key in NAMED if folder.config.get(key)},
             kept=folder.kept,
@@ -175,7 +175,7 @@ def _task(folder: Folder, classes: int) -> dict[str, Any]:
     return pairs | {
         "_name": "sentence_prediction",
         "classification_head_name": heads.HEAD,
-        "regression_target": classes == 1 or folder.config.get("problem_type") == heads.REGRESSION,
+        "regression_target": heads.is_regression(folder.config, classes),
     }
 
 
@@ -199,13 +199,17 @@ def classes_of(state: State, config: dict[str, Any], head: heads.Head | None, pa
     return classes
 
 
-def labels_of(config: dict[str, Any], classes: int) -> list[str]:
-    """Return the names of `classes` classes where config.json names every one, else nothing."""
+def labels_of(config: dict[str, Any], classes: int, notes: list[str]) -> list[str]:
+    """Return the names of `classes` classes where config.json names every one, else nothing; a note may say why."""
     named = config.get("id2label")
     named = named if isinstance(named, dict) else {}
     labels = [str(named.get(str(number), "")).strip() for number in range(classes)]
-    own = all(labels) and len(set(labels)) == len(labels)
-    return labels if own and not any(name.startswith("LABEL_") for name in labels) else []
+    if any(name.startswith("LABEL_") for name in labels):
+        return []
+    if any(labels) and (not all(labels) or len(set(labels)) < len(labels)):
+        notes.append(f"classes are named LABEL_0, LABEL_1, ...: of {labels!r} one is empty or there twice")
+        return []
+    return labels if all(labels) else []
 
 
 def _lm_head(folder: Folder, state: State) -> bool:

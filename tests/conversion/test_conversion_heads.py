@@ -191,7 +191,7 @@ def test_a_trained_classifiers_labels_are_in_the_folder(tmp_path):
     assert loaded.config.id2label == {0: "yes", 1: "no", 2: "perhaps"}
 
 
-@pytest.mark.parametrize("name", ["classes", "labels", "regression", "three values"])
+@pytest.mark.parametrize("name", ["classes", "labels", "one label", "regression", "three values"])
 def test_classify_says_what_the_pipeline_says(name, tmp_path, capsys):
     suffix, values, _, _ = CASES[name]
     write(tmp_path / "first", suffix, **values)
@@ -217,6 +217,12 @@ ODD_NAMES = {
     "mixed": {"0": "neg", "1": "LABEL_1", "2": " led"},
     "alike": {"0": "A", "1": "A", "2": ""},
 }
+
+
+def test_names_that_are_not_taken_are_said(tmp_path, capsys):
+    write(tmp_path / "first", "ForSequenceClassification", id2label={0: "A", 1: "A", 2: "B"}, num_labels=3)
+    assert relpos("convert", tmp_path / "first", "--to", "same", "--out", tmp_path / "ours") == 0
+    assert "note      classes are named LABEL_0, LABEL_1, ...: of ['A', 'A', 'B'] one is" in capsys.readouterr().out
 
 
 @torch.no_grad()
