@@ -42,7 +42,7 @@ class Convert(Positions):
         relpos convert SRC --to SCHEME --out DST
 
     SRC: a checkpoint of fairseq's RoBERTa (argparse's or a dataclass's options) or of relpos_roberta,
-    or a Hugging Face folder of BERT, RoBERTa, XLM-R, DeBERTa, Marian or `relpos export transformers`
+    or a Hugging Face folder of BERT, DistilBERT, RoBERTa, XLM-R, DeBERTa, Marian or `relpos export transformers`
     (config.json, safetensors or bin, in one file or several), or OpenNMT-py's checkpoint, or `model.pt`
     of Transformer-XL's released PyTorch code (attn_type 0 to 3; --data is the folder of its cache.pt).
     Models that generate are converted --to same.  SCHEME: a position scheme or hybrid, `same`, or

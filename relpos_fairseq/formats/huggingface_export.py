@@ -73,6 +73,12 @@ def to_hf(
     _check(source, family)
     scheme, state, report = _expressible(source)
     kind, kept = _take_head(source, state, family, head, report)
+    inner = source.values.get("pooler_activation_fn", "tanh")
+    if kind in (CLASSIFIER, CHOICES) and inner != "tanh":
+        raise ConversionError(
+            f"Hugging Face's {family_name} cannot express a classifier with {inner} after its first layer: relpos "
+            f"export transformers can"
+        )
     for name in (EMBEDDING, LM_WEIGHT, LM_BIAS):
         if name in state:
             state[name] = vocabulary.put(state[name])

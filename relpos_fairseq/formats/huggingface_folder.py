@@ -1,4 +1,4 @@
-"""Read a transformers folder of BERT, RoBERTa, XLM-R or DeBERTa: its config, its tensors by our names, its vocabulary.
+"""Read a transformers folder of BERT, RoBERTa, XLM-R, DistilBERT or DeBERTa: config, tensors by our names, vocabulary.
 
 transformers 4 (tested: 4.46.3) has relative kinds of positions, 5 no longer has them. What the folder holds is written
 into a ledger as it is read.
@@ -6,6 +6,7 @@ into a ledger as it is read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.formats import hf_deberta, names
+from relpos_fairseq.formats import distilbert, hf_deberta, names
 from relpos_fairseq.formats.in_transformers import compare_ids
 from relpos_fairseq.formats.names import Names
 from relpos_fairseq.formats.transformers_folder import AS_TIED, ledger_of, read_weights
@@ -37,6 +38,7 @@ class Family:
         rows: names of its tensors without the prefix, and ours.
         tables: those of positions and token types.
         dense: those of its classifier of sequences.
+        reads: sets BERT's keys in its config.
     """
 
     name: str
@@ -46,16 +48,17 @@ class Family:
     rows: dict[str, str]
     tables: dict[str, str]
     dense: dict[str, str]
+    reads: Callable[[dict[str, Any]], None] | None = None
 
     def classifier(self, head: Head | None) -> dict[str, str]:
         """Return the names of a head's tensors whose names begin with `classifier`, and ours."""
         if head is TOKENS:
             return names.TOKEN_CLASSIFIER
-        return names.POOLED if head is CHOICES else self.dense
+        return names.POOLED if head is CHOICES and self.dense is names.DENSE else self.dense
 
     def whole(self, plain: str) -> str:
         """Return a tensor's name in a model with a head."""
-        return self.prefix * plain.startswith(("embeddings.", "encoder.", "pooler.")) + plain
+        return self.prefix * plain.startswith(("embeddings.", "encoder.", "pooler.", "transformer.")) + plain
 
     def plain(self, name: str) -> str:
         """Return a tensor's name without the prefix, as today's library has it."""
@@ -70,8 +73,15 @@ FAMILIES = {
         Family("bert", "Bert", "bert.", False, names.BERT, names.TABLES, names.POOLED),
         Family("roberta", "Roberta", "roberta.", True, names.ROBERTA, names.TABLES, names.DENSE),
         Family("xlm-roberta", "XLMRoberta", "roberta.", True, names.ROBERTA, names.TABLES, names.DENSE),
+        Family(
+            *("distilbert", "DistilBert", "distilbert.", False),
+            *(names.DISTILBERT, names.TABLES, names.PRE_CLASSIFIER, distilbert.read_config),
+        ),
         *(
-            Family(name, stem, f"{DISENTANGLED}.", False, names.DEBERTA, names.DEBERTA_TABLES, names.POOLED)
+            Family(
+                *(name, stem, f"{DISENTANGLED}.", False),
+                *(names.DEBERTA, names.DEBERTA_TABLES, names.POOLED, hf_deberta.read_config),
+            )
             for name, stem in ((DISENTANGLED, "Deberta"), (f"{DISENTANGLED}-v2", "DebertaV2"))
         ),
     )
@@ -154,8 +164,8 @@ def read_folder(path: Path, config: Recorded) -> Folder:
     """
     family = FAMILIES[config["model_type"]]
     head = head_of(config, str(path))
-    if family.name.startswith(DISENTANGLED):
-        hf_deberta.read_config(config)
+    if family.reads:
+        family.reads(config)
     _check_config(config, path)
     weights = read_weights(path)
     folder = Folder(path, family, config, head, {}, {}, ledger_of(path, config, weights))
@@ -305,7 +315,8 @@ def _check_tensors(folder: Folder, rows: Names, every: Names, shapes: dict[str, 
     def called(ours: str) -> str:
         return family.whole(every.theirs(ours) or ours)
 
-    missing = [name for name in (*Names(names.ENCODER_NAMES).every(layers), *shapes) if name not in state]
+    needed = (*(name for name in rows.every(layers) if name.startswith(f"{ENCODER}.")), *shapes)
+    missing = [name for name in needed if name not in state]
     if missing:
         raise ConversionError(
             f"{folder.path} lacks {len(missing)} tensors of a {family.name} of {layers} "

@@ -1,4 +1,4 @@
-"""Read BERT, RoBERTa, XLM-R and DeBERTa folders of Hugging Face's library as relpos models.
+"""Read BERT, RoBERTa, XLM-R, DistilBERT and DeBERTa folders of Hugging Face's library as relpos models.
 
     absolute              learned (RoBERTa's table begins after its padding row)
     relative_key          shaw_keys, a_r = E_{-r}: transformers reads its table over i - j
@@ -55,7 +55,7 @@ SHOWN_BY[CHOICES.kind] = SHOWN_BY[CLASSIFIER.kind]
 
 
 def read_huggingface(path: Path, config: Recorded) -> SavedModel:
-    """Read a BERT, RoBERTa, XLM-R or DeBERTa folder.
+    """Read a BERT, RoBERTa, XLM-R, DistilBERT or DeBERTa folder.
 
     Raises:
         ConversionError: as `read_folder`.
@@ -126,11 +126,12 @@ def from_hf(folder: Folder) -> tuple[State, dict[str, Any]]:
     config, state = folder.config, dict(folder.state)
     state[EMBEDDING] = folder.vocabulary.take(state[EMBEDDING])
     untied = _lm_head(folder, state)
-    more, pools = {}, folder.family.name.startswith(DISENTANGLED)
+    more: dict[str, Any] = {}
     if folder.kind == hf_deberta.KIND:
         more = hf_deberta.positions(state, config, KINDS[folder.kind], KINDS["absolute"])
-    if pools:  # with an activation and a dropout of its own
+    if "special_ids" in config:  # with an activation of its own
         more["pooler_activation_fn"] = ACTIVATIONS[config.get("pooler_hidden_act", "gelu")]
+    pools = folder.family.name.startswith(DISENTANGLED)  # with a dropout of its own
     types = max(len(state["token_types"]), 2)
     segments = _positions(folder, state)
     dropout = config.get("hidden_dropout_prob", 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
@@ -85,6 +86,8 @@ def run_in_transformers(
     found: Outputs = {}
     for head in [head for head in (MASKED_LM, CLASSIFIER, SPANS, TOKENS, CHOICES) if head.kind in kinds] or [MODEL]:
         model = load_in_transformers(head.auto, folder)
+        if "token_type_ids" not in inspect.signature(model.forward).parameters:
+            given.pop("token_type_ids", None)
         if head is MASKED_LM and bias is not None and (own := model.get_output_embeddings().bias).shape == bias.shape:
             own.copy_(bias)
         shown = {name: value[:, None] for name, value in given.items()} if head is CHOICES else given  # one a question

@@ -122,6 +122,28 @@ DEBERTA_LM = {
     "lm_predictions.lm_head.LayerNorm.*": "encoder.lm_head.layer_norm.*",
     "lm_predictions.lm_head.bias": "encoder.lm_head.bias",
 }
+# DistilBERT, whose classifier has a dense layer of its own.
+_DISTILLED = "transformer.layer.#"
+DISTILBERT = _SPANS | {
+    "embeddings.word_embeddings.weight": f"{ENCODER}.embed_tokens.weight",
+    "embeddings.LayerNorm.*": f"{ENCODER}.layernorm_embedding.*",
+    f"{_DISTILLED}.attention.q_lin.*": f"{_OURS}.self_attn.q_proj.*",
+    f"{_DISTILLED}.attention.k_lin.*": f"{_OURS}.self_attn.k_proj.*",
+    f"{_DISTILLED}.attention.v_lin.*": f"{_OURS}.self_attn.v_proj.*",
+    f"{_DISTILLED}.attention.out_lin.*": f"{_OURS}.self_attn.out_proj.*",
+    f"{_DISTILLED}.sa_layer_norm.*": f"{_OURS}.self_attn_layer_norm.*",
+    f"{_DISTILLED}.ffn.lin1.*": f"{_OURS}.fc1.*",
+    f"{_DISTILLED}.ffn.lin2.*": f"{_OURS}.fc2.*",
+    f"{_DISTILLED}.output_layer_norm.*": f"{_OURS}.final_layer_norm.*",
+    "vocab_transform.*": "encoder.lm_head.dense.*",
+    "vocab_layer_norm.*": "encoder.lm_head.layer_norm.*",
+    "vocab_projector.weight": "encoder.lm_head.weight",
+    "vocab_projector.bias": "encoder.lm_head.bias",
+}
+PRE_CLASSIFIER = {
+    "pre_classifier.*": f"classification_heads.{HEAD}.dense.*",
+    "classifier.*": f"classification_heads.{HEAD}.out_proj.*",
+}
 # A classifier of the pooler (BERT's, and everyone's of multiple choices), and one with a dense layer of its own.
 POOLED = {
     "pooler.dense.*": f"classification_heads.{HEAD}.dense.*",

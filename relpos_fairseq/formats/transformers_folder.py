@@ -57,14 +57,18 @@ def _table(*rows: tuple[str, Rule]) -> dict[str, Rule]:
 _KEYS = _table(
     ("vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size max_position_embeddings", _SIZE),
     ("source_rows encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads", _SIZE),
+    ("dim n_layers n_heads hidden_dim", _SIZE),
     ("attention_head_size embedding_size", _whole(1)),
     ("type_vocab_size pair_separators", _whole(0)),
     ("position_buckets max_relative_positions conv_kernel_size", _whole()),
     ("pad_token_id decoder_start_token_id", _or_null(_whole())),
     ("layer_norm_eps hidden_dropout_prob attention_probs_dropout_prob pooler_dropout", _RATE),
-    ("dropout attention_dropout activation_dropout", _RATE),
+    ("dropout attention_dropout activation_dropout seq_classif_dropout", _RATE),
     ("classifier_dropout cls_dropout", _or_null(_RATE)),
-    ("model_type hidden_act position_embedding_type pooler_hidden_act norm_rel_ebd activation_function", _TEXT),
+    (
+        "model_type hidden_act position_embedding_type pooler_hidden_act norm_rel_ebd activation_function activation",
+        _TEXT,
+    ),
     ("relative_attention position_biased_input share_att_key talking_head legacy tie_word_embeddings", _SWITCH),
     ("is_decoder add_cross_attention scale_embedding share_encoder_decoder_embeddings", _SWITCH),
     ("pos_att_type", ("a name, a list of names or null", _terms)),
@@ -187,7 +191,8 @@ def _computable(value: Tensor, name: str, path: Path) -> Tensor:
 NEUTRAL_KEYS = {
     "the library's own record": "_name_or_path transformers_version torch_dtype dtype auto_map _attn_implementation "
     "_attn_implementation_autoset attn_implementation architectures finetuning_task xla_device output_past model_type",
-    "of training from nothing": "initializer_range initializer_factor",
+    "of training": "initializer_range initializer_factor qa_dropout",
+    "the tensors say it": "sinusoidal_pos_embds tie_weights_",
     "of memory and speed": "gradient_checkpointing chunk_size_feed_forward use_cache torchscript use_bfloat16",
     "of what the library returns": "output_hidden_states output_attentions return_dict",
     "the tokenizer says it": "pad_token_id bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id "
