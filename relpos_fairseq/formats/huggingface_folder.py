@@ -178,9 +178,10 @@ def read_folder(path: Path, config: Recorded) -> Folder:
             f"positions count: they do not belong together"
         )
     if folder.vocabulary.files:
-        said, alike = compare_ids(path)
+        said, differs = compare_ids(path)
         folder.notes += [said] * bool(said)
-        folder.vocabulary.pairs = folder.vocabulary.pairs._replace(usual=folder.vocabulary.pairs.usual and alike)
+        if differs:
+            folder.ledger.add("files", f"of the tokenizer: {differs}")
     folder.ledger.mark("files", USED, folder.vocabulary.files)
     return folder
 

@@ -108,7 +108,7 @@ def _read_pairs(folder: Folder, kinds: list[str]) -> None:
         folder.notes.append("its tokenizer gives every token the type 0: the other types are left out")
         folder.state["token_types"] = types[:1]
     if not joined.usual and {CLASSIFIER.kind, CHOICES.kind, SPANS.kind} & {*kinds}:
-        folder.ledger.add("files", "tokenizer.json: how it joins two texts")
+        folder.ledger.add("files", "of the tokenizer: how it joins two texts")
 
 
 def _run(folder: Folder, kinds: list[str], bias: Tensor | None, tokens: Tensor, segments: Tensor | None) -> Outputs:

@@ -109,32 +109,33 @@ def _pair(tokenizer: Tokenizer, first: str, second: str) -> tuple[list[int], lis
     return before + after, [0] * len(before) + [int(tokenizer.pairs.segments)] * len(after)
 
 
-def compare_ids(folder: Path) -> tuple[str, bool]:
-    """Compare a folder's ids with those of AutoTokenizer; return what was found, and whether pairs are joined alike.
+def compare_ids(folder: Path) -> tuple[str, str]:
+    """Compare a folder's ids with those of AutoTokenizer; return what was found, and what is not as there, in words.
 
-    Without transformers nothing is found.
+    Without transformers nothing is found. Its release 5 may have other ids than 4, whose ids ours are.
     """
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        return "", True
+        return "", ""
     release = transformers_release()
     try:
         theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         found, pair = [theirs(text, add_special_tokens=False)["input_ids"] for text in TRIED], theirs(*PAIR)
     except Exception as error:  # whatever a release makes of a folder that it does not know
         why = " ".join(str(error).split())[:99]
-        return f"ids were not compared: {release} does not load the tokenizer ({why})", True
+        return f"ids were not compared: {release} does not load the tokenizer ({why})", ""
     ours = load_tokenizer(folder)
-    joined = _pair(ours, *PAIR)
-    if ours.pairs.usual and joined != (pair["input_ids"], pair.get("token_type_ids", [0] * len(joined[0]))):
-        return f"pairs differ from AutoTokenizer's of {release}: {pair['input_ids']} there, {joined[0]} here", False
     own = [[ours.numbers[symbol] for symbol in ours.encode(text).pieces] for text in TRIED]
     differing = [text for text, first, second in zip(TRIED, own, found, strict=True) if first != second]
-    if not differing:
-        return f"ids of {len(TRIED)} texts equal AutoTokenizer's ({release})", True
-    said = (
-        f"ids of {len(differing)} of {len(TRIED)} texts differ from AutoTokenizer's of {release} ({differing[0]!r}): "
-        f"ours are those of transformers 4.46, and the result's own tokenizer.json keeps them"
-    )
-    return said, True
+    if differing:
+        said = f"ids of {len(differing)} of {len(TRIED)} texts differ from AutoTokenizer's of {release}"
+        if release.removeprefix("transformers ").startswith("4."):
+            return f"{said} ({differing[0]!r})", "how it splits some texts"
+        kept = "ours are those of transformers 4.46, and the result's own tokenizer.json keeps them"
+        return f"{said} ({differing[0]!r}): {kept}", ""
+    joined = _pair(ours, *PAIR)
+    if ours.pairs.usual and joined != (pair["input_ids"], pair.get("token_type_ids", [0] * len(joined[0]))):
+        said = f"pairs differ from AutoTokenizer's of {release}: {pair['input_ids']} there, {joined[0]} here"
+        return said, "how it joins two texts"
+    return f"ids of {len(TRIED)} texts equal AutoTokenizer's ({release})", ""

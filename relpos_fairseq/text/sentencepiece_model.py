@@ -1,12 +1,14 @@
 """Make the content of a tokenizer.json of a model of sentencepiece, which the `tokenizers` library then runs.
 
 A model's ids are the same here and wherever it is exported to. They are sentencepiece's own but where a character that
-the normalization replaces carries a combining mark: the library drops the mark.
+the normalization replaces carries a combining mark, which the library drops, and, which is said, around symbols that a
+model finds whole and in a model that keeps spaces or adds none before a text.
 """
 
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.text.dictionary import MASK, SPECIAL, UNK, WORD_START
 from relpos_fairseq.text.tokenizer import SPELLINGS, State, load_sentencepiece, vocabulary_of
 
+logger = logging.getLogger(__name__)
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4  # kinds of pieces: unknown, control, and found whole in text
 
 
@@ -38,6 +41,11 @@ def sentencepiece_state(model: Path | bytes, numbered: bool = True, released: bo
     if trained.model_type == trained.WORD or trained.treat_whitespace_as_suffix:
         raise UserError(f"{name}: no unigram or BPE model of sentencepiece's, with spaces before words: train one")
     pieces = list(proto.pieces)
+    if numbered and not released:
+        own = [f"around {one.piece}" for one in pieces if one.type == _USER][:1]
+        kept = not (normal.add_dummy_prefix and normal.remove_extra_whitespaces)
+        if found := own + ["that begin a text"] * kept:
+            logger.warning("%s: spaces %s are split otherwise than by sentencepiece itself", name, " and ".join(found))
     steps: list[dict[str, Any]] = []
     if normal.precompiled_charsmap:
         charsmap = base64.b64encode(normal.precompiled_charsmap).decode()

@@ -128,7 +128,7 @@ def test_pairs_that_no_task_joins_so_are_lost_by_name(template, tmp_path, capsys
     write(tmp_path / "theirs", "odd")
     assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
     said = capsys.readouterr().out
-    assert "lost      file tokenizer.json: how it joins two texts: not read here" in said and "exact     no" in said
+    assert "lost      file of the tokenizer: how it joins two texts: not read here" in said and "exact     no" in said
 
 
 @torch.no_grad()
@@ -148,3 +148,43 @@ def test_questions_have_the_types_of_the_tokenizer(tmp_path):
     for ours, theirs in zip(found.unbind(-1), (expected.start_logits, expected.end_logits), strict=True):
         allowed = sample["allowed"]
         torch.testing.assert_close(ours[allowed], theirs[allowed], rtol=0, atol=1e-4)
+
+
+def test_ids_that_are_not_transformers_are_lost_by_name(tmp_path, capsys, monkeypatch):
+    """A model of byte pairs with bytes, of which XLM-R's class makes something else."""
+
+    def bytes_too(folder) -> None:
+        (folder / "lines").write_text("\n".join(TEXTS))
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(folder / "lines"),
+            model_prefix=str(folder / "sentencepiece.bpe"),
+            **{"vocab_size": 290, "model_type": "bpe", "byte_fallback": True, "minloglevel": 2},
+        )
+        (folder / "lines").unlink()
+        (folder / "sentencepiece.bpe.vocab").unlink()
+
+    monkeypatch.setitem(CASES, "bytes", ("roberta", bytes_too, "XLMRobertaTokenizer", {}, ""))
+    write(tmp_path / "theirs", "bytes")
+    assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
+    said = capsys.readouterr().out
+    assert "lost      file of the tokenizer: how it splits some texts: not read here" in said and "exact     no" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"user_defined_symbols": ["<2de>"]}, "spaces around <2de> are split"),
+        ({"add_dummy_prefix": False}, "spaces that begin a text are split"),
+        ({}, ""),
+    ],
+)
+def test_what_is_split_otherwise_than_by_sentencepiece_is_said(options, said, tmp_path, caplog):
+    (tmp_path / "lines").write_text("\n".join(TEXTS))
+    prefix = str(tmp_path / "sentencepiece")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "lines"),
+        model_prefix=prefix,
+        **{"vocab_size": 23, "minloglevel": 2, "hard_vocab_limit": False} | options,
+    )
+    load_tokenizer(tmp_path)
+    assert said in caplog.text and bool(said) == ("otherwise than by sentencepiece" in caplog.text)
