@@ -17,7 +17,7 @@ from sacrebleu.metrics import BLEU
 from torch import Tensor, nn
 
 from relpos_fairseq.export.ct2_spec import transformer_spec
-from relpos_fairseq.formats.closing_check import NEVER, TOLERANCE, agree, measured
+from relpos_fairseq.formats.closing_check import IMPOSSIBLE, TOLERANCE, agree, measured
 from relpos_fairseq.inference.ct2 import BLANK, REPORT, decode, engine
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Batching, Search, batches
@@ -272,7 +272,7 @@ def compare_logits(
         chosen = [target.index(word) for word in result.hypotheses[0]]
         before = torch.tensor([[target.eos(), *chosen]])[:, : len(theirs)]
         ours = model(padded([row], source.pad(), left=True), None, before)[0][0].float()
-        ours = ours.masked_fill(theirs < SUPPRESSED, 2 * NEVER)  # what may not be chosen has none there
+        ours = ours.masked_fill(theirs < SUPPRESSED, 2 * IMPOSSIBLE)  # what may not be chosen has none there
         apart, own = measured(theirs, ours)
         largest, size, steps = max(largest, apart), max(size, own), steps + len(theirs)
     return largest, size, steps

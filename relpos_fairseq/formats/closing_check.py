@@ -26,7 +26,7 @@ TEXTS = ("A man rides a red bike.", "Où est-il né ?  Zürich, 北京!")
 PAIR = ("Who rides?", "The old man rides a red bike.")
 LABEL = 2  # of every third token in the masked LM's loss; ids that any model has
 TOLERANCE = 1e-3  # of outputs, beside their size, in fp32; what rounds differently stays far below
-NEVER = -5e3  # scores up to here are those of symbols that a model never writes
+IMPOSSIBLE = -5e3  # scores up to here are those of symbols that a model never writes
 TAIL = 16  # last positions of a model that generates, which are compared
 MORE = 4  # tokens by which a pipeline continues a text
 EOS, PAD = 2, 1  # in the models that generate, fairseq's
@@ -414,8 +414,8 @@ def _piped(asked: Mapping, found: Mapping, row_of: Mapping[int, int], order: tor
 
 def measured(theirs: torch.Tensor, ours: torch.Tensor) -> tuple[float, float]:
     """Return the largest difference of two outputs, and our largest value, but for symbols that both never write."""
-    wrong = (theirs.double() - ours.double()).masked_fill((theirs <= NEVER) & (ours <= NEVER), 0.0).abs()
-    return float(wrong.max()), float(ours.masked_fill(ours <= NEVER, 0.0).abs().max())
+    wrong = (theirs.double() - ours.double()).masked_fill((theirs <= IMPOSSIBLE) & (ours <= IMPOSSIBLE), 0.0).abs()
+    return float(wrong.max()), float(ours.masked_fill(ours <= IMPOSSIBLE, 0.0).abs().max())
 
 
 def agree(apart: float, size: float) -> bool:
