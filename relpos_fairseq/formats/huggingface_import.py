@@ -236,7 +236,11 @@ def _positions(folder: Folder, state: State) -> str:
     types, shared = state.pop("token_types"), f"{ENCODER}.positions.shared"
     single, index = len(types) == 1, 0
     if folder.kind == "absolute":
-        table = state.pop("positions")[folder.offset :]
+        before, table = state["positions"][: folder.offset], state.pop("positions")[folder.offset :]
+        if before.any():
+            folder.notes.append(
+                f"{len(before)} rows before position 0, of padding, change no output: they go back as 0"
+            )
         if single:
             if types.any():
                 folder.notes.append("the only token type is added to the position table")

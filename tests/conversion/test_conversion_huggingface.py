@@ -605,3 +605,12 @@ def test_dropouts_of_debertas_classifier_are_read_and_written_back(name, relativ
     assert any("the pooler's dropout" in note for note in source.notes) == (pooler not in (0, last))
     if not relative:  # which a BERT of transformers expresses
         assert to_hf(source, "bert", Vocabulary([], source.origin.rows), None)[0]["classifier_dropout"] == expected
+
+
+def test_rows_of_padding_that_do_not_come_back_are_said(tmp_path):
+    model = roberta(tmp_path)
+    assert not any("go back as 0" in note for note in read_encoder(tmp_path).notes)
+    with torch.no_grad():
+        model.roberta.embeddings.position_embeddings.weight[:2] = 1.0
+    model.save_pretrained(tmp_path)
+    assert any("2 rows before position 0" in note for note in read_encoder(tmp_path).notes)
