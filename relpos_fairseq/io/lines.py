@@ -2,13 +2,14 @@
 
 import bz2
 import gzip
+import io
 import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.progress import hush
@@ -16,9 +17,55 @@ from relpos_fairseq.io.progress import hush
 BOM = b"\xef\xbb\xbf"
 LONGEST_LINE = 1 << 26  # bytes of a line; a longer one is no text, and would not fit memory in time
 PART = 1 << 20  # bytes after which `read_parts` cuts a line
-OPENERS: dict[str, Callable] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-COMPRESSED = ("", *OPENERS)  # endings under which a file is sought
 ON_BAD_LINE = ("fail", "drop")
+
+
+class _Streams(io.RawIOBase):
+    """The bytes of a file's compressed streams, to its last byte: bz2 and lzma drop all from a damaged stream on.
+
+    Args:
+        begin: makes what decompresses a stream.
+        path: the file.
+    """
+
+    def __init__(self, begin: Callable[[], Any], path: Path) -> None:
+        self.begin, self.now, self.file = begin, begin(), path.open("rb")
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        while not data:
+            given = b""
+            if self.now.eof:
+                given = self.now.unused_data.lstrip(b"\0")  # which may stand between streams
+                while not given and (more := self.file.read(PART)):
+                    given = more.lstrip(b"\0")
+                if not given:
+                    return 0
+                self.now = self.begin()
+            elif self.now.needs_input and not (given := self.file.read(PART)):
+                raise EOFError("it ends within a stream")
+            data = self.now.decompress(given, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _opener(begin: Callable[[], Any]) -> Callable[[Path, str], BinaryIO]:
+    return lambda path, mode: io.BufferedReader(_Streams(begin, path), PART)
+
+
+OPENERS: dict[str, Callable] = {
+    ".gz": gzip.open,
+    ".bz2": _opener(bz2.BZ2Decompressor),
+    ".xz": _opener(lzma.LZMADecompressor),
+}
+COMPRESSED = ("", *OPENERS)  # endings under which a file is sought
 
 
 def read_lines(

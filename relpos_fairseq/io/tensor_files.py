@@ -32,10 +32,19 @@ OPAQUE = "_extra_state"  # the end of a name under which a module may keep what 
 
 
 @contextmanager
-def loading(path: str | Path, kind: str = "checkpoint", error: type[UserError] = UserError) -> Iterator[None]:
-    """As `reading`, of a file of torch's, whose errors advise to run the file's code."""
+def loading(
+    path: str | Path, kind: str = "checkpoint", error: type[UserError] = UserError, whole: bool = True
+) -> Iterator[None]:
+    """As `reading`, of a file of torch's, whose errors advise to run the file's code.
+
+    A `whole` file's checksums are compared, which torch does not.
+    """
     with reading(path, f"a {kind}", error=error):
         try:
+            if whole and zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as archive:
+                    if (wrong := archive.testzip()) is not None:
+                        raise ValueError(f"the checksum of {wrong} is another: bits of it have changed")
             yield
         except (UserError, MemoryError, ModuleNotFoundError, *OF_SYSTEM):
             raise
@@ -72,7 +81,7 @@ def load(path: str | Path, kind: str = "checkpoint", error: type[UserError] = Us
         error: the class that is raised.
         mapped: leave its tensors where they lie, if its format allows that.
     """
-    with loading(path, kind, error):
+    with loading(path, kind, error, whole=not mapped):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipfile.is_zipfile(path))
 
 

@@ -138,3 +138,16 @@ def test_memory_that_fairseq_never_fills_may_be_anything():
     check_finite({"decoder.embed_tokens._float_tensor": broken}, "model.pt")
     with pytest.raises(UserError, match="model.pt holds decoder.embed_tokens.weight, which is not finite"):
         check_finite({"decoder.embed_tokens.weight": broken}, "model.pt")
+
+
+def test_changed_bits_are_found_by_the_checksum(tmp_path: Path) -> None:
+    """In a tensor's numbers, where nothing else can tell."""
+    path = tmp_path / "a.pt"
+    values = torch.arange(4096, dtype=torch.float32)
+    torch.save({**GOOD, "model": {"a.weight": values}}, path)
+    content = bytearray(path.read_bytes())
+    place = content.find(values.numpy().tobytes()[400:800])
+    content[place + 1] ^= 64
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="the checksum of .*data/0 is another"):
+        read_checkpoint(path)

@@ -1,0 +1,46 @@
+"""Compressed text is read to its last byte."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.lines import read_lines
+
+PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+@pytest.mark.parametrize("suffix", PACK)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lines=st.lists(st.lists(st.text("ab\u00e9 ", max_size=40), max_size=30), min_size=1, max_size=4),
+    zeros=st.booleans(),
+)
+def test_every_stream_is_read(suffix: str, lines: list, zeros: bool, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
+    streams = ["".join(f"{line}\n" for line in part) for part in lines]
+    path.write_bytes((b"\0" * 8 * zeros).join(PACK[suffix](one.encode()) for one in streams) + b"\0" * 4 * zeros)
+    assert list(read_lines(path)) == [line for part in lines for line in part]
+
+
+@pytest.mark.parametrize("suffix", PACK)
+@pytest.mark.parametrize("place", [0, 2, -12])
+def test_a_damaged_stream_after_a_whole_one_is_named(suffix: str, place: int, tmp_path: Path) -> None:
+    """A bit of its header, of its mark, of its end; and an end that is missing."""
+    path = tmp_path / f"a{suffix}"
+    first, second = (PACK[suffix](text.encode() * 500) for text in ("one line\n", "another\n"))
+    path.write_bytes(first + second[:-5])
+    with pytest.raises(UserError, match=f"^{path} "):
+        list(read_lines(path))
+    second = bytearray(second)
+    second[place] ^= 8
+    path.write_bytes(first + second)
+    with pytest.raises(UserError, match=f"^{path} "):
+        list(read_lines(path))
