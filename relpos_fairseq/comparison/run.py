@@ -49,6 +49,11 @@ class Run:
         """All flags of fairseq-train but those that name folders."""
         return self.task.flags(self.scheme_flags, self.seed)
 
+    @property
+    def never_warm(self) -> bool:
+        """Whether its training ends before it reaches its learning rate."""
+        return 0 < int(self.flags.get("max-update") or 0) <= int(self.flags.get("warmup-updates") or 0)
+
     @cached_property
     def settings(self) -> dict:
         """All that was chosen, as JSON; a checkpoint is represented by the hash of its content."""

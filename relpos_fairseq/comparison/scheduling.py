@@ -118,6 +118,8 @@ class Comparison:
             f", about {duration(mean(took) * len(missing) / self.workers)} by the others" if missing and took else ""
         )
         print(f"{counted(len(self.runs), 'run')}, {len(missing)} to do{about}", flush=True)
+        for label in sorted({run.task.label for run in missing if run.never_warm}):
+            print(f"warning: {label}: max-update ends within warmup-updates: no training reaches its learning rate")
         failed = {}
         if missing:
             self.prepare(missing)

@@ -137,13 +137,15 @@ def question_files(name: str, folder: Path) -> dict[str, Path]:
     """Return the files of a data set by language, from a folder and its subfolders; of MLQA the test set before dev.
 
     Raises:
-        UserError: there is none.
+        UserError: there is none, or what has such a name is no file.
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
         match = QA_FILES[name].fullmatch(path.name)
-        if match is None or not path.is_file():
+        if match is None:
             continue
+        if not path.is_file():  # else its language would be missing from every mean
+            raise UserError(f"{path} has the name of a file of {name}'s, and is none: put the file there or remove it")
         language = CODES.get(match["language"], match["language"])
         if language in ("dev", "train"):
             continue  # all languages in one file, which the files by language hold too

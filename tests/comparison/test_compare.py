@@ -439,7 +439,11 @@ def test_what_remains_of_runs_at_work(tmp_path, capsys):
     assert comparison.durations() == [60.0] and not capsys.readouterr().out
     comparison.prepare = lambda runs: None
     assert comparison.run(lambda _, runs: {}) == 0
-    assert capsys.readouterr().out == "4 runs, 3 to do, about 3 min by the others\n"
+    said = "4 runs, 3 to do, about 3 min by the others\n"
+    said += "warning: copying: max-update ends within warmup-updates: no training reaches its learning rate\n"
+    assert capsys.readouterr().out == said
+    run.flags["warmup-updates"] = 11
+    assert not run.never_warm
 
 
 def test_a_run_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):

@@ -17,6 +17,7 @@ from helpers.glue_data import write_tokenizer, write_xnli
 from helpers.roberta import ARCH, OPTIMIZE
 from relpos_fairseq.evaluation import classification, questions
 from relpos_fairseq.evaluation.xtreme import QA_FILES, by_language, mean_of_means, question_files, trials_of
+from relpos_fairseq.io.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +202,9 @@ def test_file_names_of_every_data_set(tmp_path):
         wanted = {language: name for name, language in files.items() if language}
         found = {key: path.name for key, path in question_files(data_set, folder).items()}
         assert found == wanted
+        (folder / "inner" / next(iter(files)).replace(next(iter(files.values())), "zh")).symlink_to("nowhere")
+        with pytest.raises(UserError, match="is none: put the file there or remove it"):
+            question_files(data_set, folder)
 
 
 @pytest.mark.parametrize("kind", ["Bert", "Roberta"])
