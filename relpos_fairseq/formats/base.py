@@ -19,6 +19,7 @@ from relpos_fairseq.formats.transformers_folder import read_config
 from relpos_fairseq.formats.vocabulary import symbols_of
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text.assets import asset_files_of, find_assets, label_names, text_folders
+from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
 
 def read(path: Path, data: Path | None = None, length: int | None = None) -> SavedModel:
@@ -129,19 +130,21 @@ def _find_text(saved: SavedModel, data: Path | None) -> None:
     """Find a checkpoint's dictionary, tokenizer and names of classes in `data`, or in `text/` beside it.
 
     Raises:
-        ConversionError: `data` holds none.
+        ConversionError: `data` holds none, or the dictionary is of another model.
     """
     if data is not None:
         saved.files = asset_files_of(data)
         if not saved.files:
             raise ConversionError(f"--data {data} holds neither dict.txt nor a tokenizer")
-        own = saved.rows
-        rows = len(symbols_of(saved.files)) or own
-        if rows != own:
-            raise ConversionError(f"--data {data}: its dict.txt makes {rows} rows, and the model has {own}")
     elif saved.path.is_file() and text_folders(saved.path.parent):
         data = find_assets(saved.path, None)
         saved.files = asset_files_of(data)
+    rows = len(symbols_of(saved.files)) or saved.rows
+    if rows != saved.rows:
+        place = saved.files[DICTIONARY]
+        raise ConversionError(
+            f"{place} makes {rows} rows, and the model has {saved.rows}: name the folder of its data with --data"
+        )
     name = f"classification_heads.{saved.task.get('classification_head_name')}.out_proj.weight"
     if not saved.origin.labels and name in saved.state and not saved.task.get("regression_target"):
         saved.origin.labels = label_names(data or saved.path.parent, len(saved.state[name]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -419,3 +420,12 @@ def test_questions_are_answered_with_their_separators(separators, tmp_path, caps
     given = ("--cpu", "--jsonl")
     assert relpos("answer", checkpoint, "the old mouse sees a horse", "the new house", *given) == 0
     assert json.loads(capsys.readouterr().out)["question"] == "the new house"
+
+
+def test_a_dictionary_of_another_size_does_not_go_along(tmp_path, capsys):
+    _, checkpoint = write_checkpoint(tmp_path, "bpe")
+    path = tmp_path / "text" / "dict.txt"
+    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-3]), encoding="utf-8")
+    assert relpos("convert", checkpoint, "--to", "same", "--out", tmp_path / "out") == 2
+    assert re.search(r"text/dict.txt makes \d+ rows, and the model has \d+: name the folder", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
