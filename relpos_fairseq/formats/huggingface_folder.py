@@ -168,9 +168,8 @@ def read_folder(path: Path, config: Recorded) -> Folder:
             f"positions count: they do not belong together"
         )
     if folder.vocabulary.files:
-        said, alike = compare_ids(path)
+        said, folder.vocabulary.pairs = compare_ids(path, folder.vocabulary.pairs)
         folder.notes += [said] * bool(said)
-        folder.vocabulary.pairs = folder.vocabulary.pairs._replace(usual=folder.vocabulary.pairs.usual and alike)
     folder.ledger.mark("files", USED, folder.vocabulary.files)
     return folder
 
