@@ -178,10 +178,8 @@ def read_folder(path: Path, config: Recorded) -> Folder:
             f"positions count: they do not belong together"
         )
     if folder.vocabulary.files:
-        said, differs = compare_ids(path)
+        said, folder.vocabulary.pairs = compare_ids(path, folder.vocabulary.pairs)
         folder.notes += [said] * bool(said)
-        if differs:
-            folder.ledger.add("files", f"of the tokenizer: {differs}")
     folder.ledger.mark("files", USED, folder.vocabulary.files)
     return folder
 

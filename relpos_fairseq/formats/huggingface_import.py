@@ -100,7 +100,7 @@ def read_huggingface(path: Path, config: Recorded) -> SavedModel:
 
 
 def _read_pairs(folder: Folder, kinds: list[str]) -> None:
-    """Leave out the token types that the folder's tokenizer never gives; a form that no task here has is lost."""
+    """Leave out the token types that the folder's tokenizer never gives; a form that no model here has is lost."""
     joined, types = folder.vocabulary.pairs, folder.state["token_types"]
     if joined is None:
         return
@@ -109,6 +109,8 @@ def _read_pairs(folder: Folder, kinds: list[str]) -> None:
         folder.state["token_types"] = types[:1]
     if not joined.usual and {CLASSIFIER.kind, CHOICES.kind, SPANS.kind} & {*kinds}:
         folder.ledger.add("files", "of the tokenizer: how it joins two texts")
+    if not joined.alone:
+        folder.ledger.add("files", "of the tokenizer: the ids of a text")
 
 
 def _run(folder: Folder, kinds: list[str], bias: Tensor | None, tokens: Tensor, segments: Tensor | None) -> Outputs:

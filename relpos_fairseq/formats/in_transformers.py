@@ -16,7 +16,7 @@ from relpos_fairseq.formats.closing_check import PAIR
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
 from relpos_fairseq.io.packages import remedy
 from relpos_fairseq.text import SPECIAL, load_tokenizer
-from relpos_fairseq.text.tokenizer import Tokenizer
+from relpos_fairseq.text.tokenizer import Pairs, Tokenizer
 from relpos_fairseq.text.transformers_files import TRIED
 
 _HEAD_BIASES = ("decoder.bias", "lm_head.bias", "predictions.bias")
@@ -100,42 +100,49 @@ def run_in_transformers(
     return found
 
 
-def _pair(tokenizer: Tokenizer, first: str, second: str) -> tuple[list[int], list[int]]:
-    """Return the ids and token types of two texts, as they are joined for a model."""
-    parts = [[tokenizer.numbers[symbol] for symbol in tokenizer.encode(text).pieces] for text in (first, second)]
+def _joined(tokenizer: Tokenizer, texts: list[list[int]]) -> tuple[list[int], list[int]]:
+    """Return the ids and token types of one text or two, of their own ids, as they are joined for a model."""
     begin, end = (tokenizer.numbers[symbol] for symbol in SPECIAL[:3:2])
-    before = [begin, *parts[0], end]
-    after = [*[end] * tokenizer.pairs.separators, *parts[1], end]
+    before, after = [begin, *texts[0], end], []
+    if texts[1:]:
+        after = [*[end] * tokenizer.pairs.separators, *texts[1], end]
     return before + after, [0] * len(before) + [int(tokenizer.pairs.segments)] * len(after)
 
 
-def compare_ids(folder: Path) -> tuple[str, str]:
-    """Compare a folder's ids with those of AutoTokenizer; return what was found, and what is not as there, in words.
+def compare_ids(folder: Path, pairs: Pairs) -> tuple[str, Pairs]:
+    """Compare a folder's ids with those of AutoTokenizer; return what was found, and what of `pairs` is as there.
 
     Without transformers nothing is found. Its release 5 may have other ids than 4, whose ids ours are.
     """
     try:
         from transformers import AutoTokenizer
     except ImportError:
-        return "", ""
+        return "", pairs
     release = transformers_release()
     try:
         theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        found, pair = [theirs(text, add_special_tokens=False)["input_ids"] for text in TRIED], theirs(*PAIR)
+        found = [theirs(text, add_special_tokens=False)["input_ids"] for text in (*TRIED, *PAIR)]
+        single, pair = theirs(PAIR[0]), theirs(*PAIR)
     except Exception as error:  # whatever a release makes of a folder that it does not know
         why = " ".join(str(error).split())[:99]
-        return f"ids were not compared: {release} does not load the tokenizer ({why})", ""
-    ours = load_tokenizer(folder)
+        return f"ids were not compared: {release} does not load the tokenizer ({why})", pairs
+    ours, said = load_tokenizer(folder), ""
+    for key, given, parts in (("usual", pair, found[-2:]), ("alone", single, found[-2:-1])):
+        there = given["input_ids"], given.get("token_type_ids", [0] * len(given["input_ids"]))
+        here = _joined(ours, parts)
+        if getattr(pairs, key) and here != there:
+            pairs, one = pairs._replace(**{key: False}), int(here[0] == there[0])
+            what = ("pairs" if key == "usual" else "single texts") + " in their token types" * one
+            said = f"{what} differ from AutoTokenizer's of {release}: {there[one]} there, {here[one]} here"
     own = [[ours.numbers[symbol] for symbol in ours.encode(text).pieces] for text in TRIED]
-    differing = [text for text, first, second in zip(TRIED, own, found, strict=True) if first != second]
+    differing = [text for text, first, second in zip(TRIED, own, found, strict=False) if first != second]
     if differing:
         said = f"ids of {len(differing)} of {len(TRIED)} texts differ from AutoTokenizer's of {release}"
-        if release.removeprefix("transformers ").startswith("4."):
-            return f"{said} ({differing[0]!r})", "how it splits some texts"
-        kept = "ours are those of transformers 4.46, and the result's own tokenizer.json keeps them"
-        return f"{said} ({differing[0]!r}): {kept}", ""
-    joined = _pair(ours, *PAIR)
-    if ours.pairs.usual and joined != (pair["input_ids"], pair.get("token_type_ids", [0] * len(joined[0]))):
-        said = f"pairs differ from AutoTokenizer's of {release}: {pair['input_ids']} there, {joined[0]} here"
-        return said, "how it joins two texts"
-    return f"ids of {len(TRIED)} texts equal AutoTokenizer's ({release})", ""
+        said += f" ({differing[0]!r})"
+        if not theirs.is_fast:  # a class in Python reads no tokenizer.json
+            said += ": ours are those of tokenizer.json"
+        elif not release.removeprefix("transformers ").startswith("4."):
+            said += ": ours are those of transformers 4.46, and the result's own tokenizer.json keeps them"
+            return said, pairs
+        pairs = pairs._replace(alone=False)
+    return said or f"ids of {len(TRIED)} texts equal AutoTokenizer's ({release})", pairs

@@ -196,7 +196,7 @@ NEUTRAL_KEYS = {
     "of memory and speed": "gradient_checkpointing chunk_size_feed_forward use_cache torchscript use_bfloat16",
     "of what the library returns": "output_hidden_states output_attentions return_dict",
     "the tokenizer says it": "pad_token_id bos_token_id eos_token_id sep_token_id cls_token_id mask_token_id "
-    "unk_token_id",
+    "unk_token_id tokenizer_class",
     "id2label says it": "num_labels _num_labels",
     "of generation, which an encoder has not": "top_k top_p temperature repetition_penalty length_penalty "
     "num_return_sequences num_beam_groups diversity_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "

@@ -56,7 +56,7 @@ def _classes() -> dict[str, _Class]:
     """Return the classes whose vocabulary file is read here, by their names without case and signs."""
     bert = "Bert DistilBert Electra MobileBert ConvBert SqueezeBert LayoutLM Lxmert"
     mpnet = ("<s>", "<pad>", "</s>", "[UNK]", "<mask>")
-    types, own = Pairs(0, True), Pairs(0, False, usual=False)
+    types, own = Pairs(0, True), Pairs(0, False, usual=False, alone=False)
     rows = [_Class(name, "vocab.txt", _BERT, "BertNormalizer", types, name != "DistilBert") for name in bert.split()]
     rows += [_Class(name, "vocab.json", sets="ByteLevel") for name in "Roberta Bart Longformer LED".split()]
     rows += [
@@ -191,6 +191,7 @@ class _Settings:
             own = self.cls.pairs if self.cls else None
             return own and own._replace(segments=own.segments and types)
         model = import_tokenizers().Tokenizer.from_file(str(template))
+        model.no_padding(), model.no_truncation()  # which transformers does where it is not asked for them
         text = next((one for one in ("a", *model.get_vocab()) if model.encode(one, add_special_tokens=False).ids), "")
         found = model.encode(text, text)
         parts = "".join("_" if part is None else str(part) for part in found.sequence_ids)
@@ -201,7 +202,10 @@ class _Settings:
         ends = special == [named.get("<s>"), *[named.get("</s>")] * (len(special) - 1)]
         segments = any(found.type_ids) and types
         usual = joined and ends and (not segments or found.type_ids == by_part)
-        return Pairs(len(joined.group(1)) - 1 if joined else 0, segments, bool(usual))
+        single, plain = model.encode(text), model.encode(text, add_special_tokens=False)
+        alone = single.tokens == [named.get("<s>"), *plain.tokens, named.get("</s>")]
+        alone = alone and not (types and any(single.type_ids))
+        return Pairs(len(joined.group(1)) - 1 if joined else 0, segments, bool(usual), alone)
 
     def carried(self) -> dict[str, Any]:
         """Return the settings that change no id; a `model_max_length` as large as transformers' own default is none."""

@@ -60,6 +60,7 @@ class Pairs(NamedTuple):
     separators: int  # further </s>: BERT's 0, RoBERTa's 1
     segments: bool  # all that follows the first </s> has token type 1, in place of 0
     usual: bool = True  # False: they are joined in another way, which no task here knows
+    alone: bool = True  # False: nor is a text alone <s> text </s> of token type 0
 
 
 class Tokenizer:

@@ -46,17 +46,17 @@ def pieces(folder) -> None:
     (folder / "sentencepiece.bpe.vocab").unlink()
 
 
-def with_template(folder, pair: str) -> None:
-    """Give the folder a tokenizer.json whose pairs are joined so: A, B, [CLS], and | for [SEP], each with its type."""
+def with_template(folder, template: str, kind: str = "pair") -> None:
+    """Give the folder a tokenizer.json that joins pairs so: A, B, ^ for [CLS], and | for [SEP], each with its type."""
     transformers.BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
     path = folder / "tokenizer.json"
     state = json.loads(path.read_text())
     names = {"|": "[SEP]", "^": "[CLS]"}
-    state["post_processor"]["pair"] = [
+    state["post_processor"][kind] = [
         {"Sequence": {"id": one, "type_id": int(kind)}}
         if one in "AB"
         else {"SpecialToken": {"id": names[one], "type_id": int(kind)}}
-        for one, kind in zip(pair[::2], pair[1::2], strict=True)
+        for one, kind in zip(template[::2], template[1::2], strict=True)
     ]
     path.write_text(json.dumps(state))
 
@@ -131,6 +131,61 @@ def test_pairs_that_no_task_joins_so_are_lost_by_name(template, tmp_path, capsys
     assert "lost      file of the tokenizer: how it joins two texts: not read here" in said and "exact     no" in said
 
 
+@pytest.mark.parametrize("single", ["^0A0", "A0|0", "^0A0|0|0", "^1A1|1"])
+def test_a_text_with_other_symbols_around_it_is_lost_by_name(single, tmp_path, capsys):
+    """A masked LM reads no pairs, but texts."""
+    write(tmp_path / "theirs", "bert", "MaskedLM")
+    with_template(tmp_path / "theirs", single, "single")
+    assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
+    said = capsys.readouterr().out
+    assert "lost      file of the tokenizer: the ids of a text: not read here" in said and "exact     no" in said
+
+
+def test_a_text_without_symbols_around_it_is_lost_by_name(tmp_path, capsys, monkeypatch):
+    """As GPT-2's class leaves it."""
+    special = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    monkeypatch.setitem(CASES, "gpt-2's", ("bert", bpe, "GPT2Tokenizer", special, ""))
+    write(tmp_path / "theirs", "gpt-2's", "TokenClassification")
+    assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
+    said = capsys.readouterr().out
+    assert "lost      file of the tokenizer: the ids of a text: not read here" in said and "exact     no" in said
+
+
+def test_a_class_in_python_does_not_read_tokenizer_json(tmp_path, capsys):
+    """BERT's Japanese class of characters beside a tokenizer.json of words."""
+    write(tmp_path / "theirs", "bert", "MaskedLM")
+    with_template(tmp_path / "theirs", "^0A0|0", "single")
+    settings = {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "basic"}
+    settings |= {"subword_tokenizer_type": "character"}
+    (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
+    said = capsys.readouterr().out
+    assert "ours are those of tokenizer.json" in said and "exact     no" in said
+
+
+def test_padding_and_truncation_of_tokenizer_json_say_nothing_of_pairs(tmp_path, capsys):
+    """As the files of sentence-transformers have them; transformers sets both by the call."""
+    write(tmp_path / "theirs", "bert")
+    with_template(tmp_path / "theirs", "^0A0|0", "single")
+    path = tmp_path / "theirs" / "tokenizer.json"
+    shape = tokenizers.Tokenizer.from_file(str(path))
+    shape.enable_padding(length=32, pad_token="[PAD]")
+    shape.enable_truncation(max_length=3)
+    shape.save(str(path))
+    assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
+    assert "exact     yes" in capsys.readouterr().out
+
+
+def test_the_tokenizer_class_of_config_json_is_read(tmp_path, capsys):
+    """AutoTokenizer takes it where tokenizer_config.json names none."""
+    write(tmp_path / "theirs", "bert, xlm-r's")
+    (tmp_path / "theirs" / "tokenizer_config.json").unlink()
+    path = tmp_path / "theirs" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "XLMRobertaTokenizer"}))
+    assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
+    assert "exact     yes" in capsys.readouterr().out
+
+
 @torch.no_grad()
 def test_questions_have_the_types_of_the_tokenizer(tmp_path):
     """The context of a BERT with XLM-R's tokenizer has the type of the question."""
@@ -167,7 +222,7 @@ def test_ids_that_are_not_transformers_are_lost_by_name(tmp_path, capsys, monkey
     write(tmp_path / "theirs", "bytes")
     assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
     said = capsys.readouterr().out
-    assert "lost      file of the tokenizer: how it splits some texts: not read here" in said and "exact     no" in said
+    assert "lost      file of the tokenizer: the ids of a text: not read here" in said and "exact     no" in said
 
 
 @pytest.mark.parametrize(
