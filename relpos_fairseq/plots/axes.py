@@ -28,7 +28,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from relpos_fairseq.io.files import atomic_path
 from relpos_fairseq.io.progress import csv_cell
@@ -46,6 +46,7 @@ LEAST = 0.01  # of the largest value: what an axis of curves covers at least, so
 NAMELESS = ("part", "data")  # keys whose values say by themselves what they are
 ABSENT = "#e6e6e6"  # the colour of entries that do not exist
 MOST_TOKENS = 40  # tokens that are written on the axes of an image; where there are more, none is
+MOST_TICKS = 8  # of tokens on an axis
 LONGEST = 14  # characters of a token on an axis; longer ones would run into the title
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -159,13 +160,20 @@ def _characters_of(path: str) -> set[int]:
 
 
 def show_tokens(axis: Axes, kind: str) -> None:
-    """Make the horizontal axis one of numbers of tokens, from zero where a curve does: powers of two."""
+    """Make the horizontal axis one of numbers of tokens: the curves' own, or powers of two where these are many."""
     axis.set_xlabel(f"{kind} (tokens)")
     axis.set_xscale("symlog", base=2, linthresh=1)
-    curves = [
-        line.get_xdata() for line in axis.lines if len(line.get_xdata()) and line.get_transform() == axis.transData
-    ]
-    axis.set_xlim(left=0 if min(map(min, curves), default=0) == 0 else None)
+    curves = [line.get_xdata() for line in axis.lines if line.get_transform() == axis.transData]
+    places = sorted({float(place) for curve in curves for place in curve})
+    if not places:
+        return
+    least, most = places[0], places[-1]
+    if len(places) > MOST_TICKS or any(place % 1 for place in places):
+        powers = [float(1 << n) for n in range(64) if least <= 1 << n <= most]
+        places = [0.0] * (least == 0) + powers[:: -(-len(powers) // MOST_TICKS) or 1]
+    axis.set_xticks(places, [f"{place:.0f}" for place in places])
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlim(least / 1.1, most * 1.1 or 1)
 
 
 def write_picture(picture: Picture, folder: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from fairseq import checkpoint_utils, options, tasks
 from fairseq.data.dictionary import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from matplotlib import pyplot as plt
 from omegaconf import OmegaConf
 
 from helpers import warm
@@ -609,3 +610,24 @@ def test_a_picture_inside_a_page() -> None:
     assert page == axes.svg_text(picture) and page.startswith("<svg ") and "http" not in page
     assert [word in page for word in (">_a<", ">$x$<", ">&lt;b&gt; #000000<", ">T &amp; U<")] == [True] * 4
     assert "stroke: #000000" not in page and page.count("stroke-width: 1.4") == 2 * 7
+
+
+@pytest.mark.parametrize(
+    ("places", "labels"),
+    [
+        ([128, 256, 1024], ["128", "256", "1024"]),
+        ([0, 32, 64], ["0", "32", "64"]),
+        (range(1, 1025), ["1", "4", "16", "64", "256", "1024"]),
+        ([0.5, 700.5], ["1", "4", "16", "64", "256"]),
+    ],
+)
+def test_an_axis_of_tokens_has_whole_numbers_and_ends_where_the_curves_do(places, labels):
+    with plt.rc_context(axes.STYLE):
+        figure, axis = plt.subplots()
+        axis.plot(list(places), list(places))
+        axes.show_tokens(axis, "memory")
+        figure.canvas.draw()
+        assert [label.get_text() for label in axis.get_xticklabels()] == labels
+        left, right = axis.get_xlim()
+        assert 0 <= left <= min(places) and max(places) <= right <= 1.2 * max(places)
+    plt.close(figure)
