@@ -12,7 +12,8 @@ from relpos_fairseq.io.reading import of_type, parse_json, reading
 from relpos_fairseq.plots.axes import Panel, Picture, write_picture
 from relpos_fairseq.preparation.glue_tasks import TASKS
 
-LOG_LINE = re.compile(r" \| (train_inner|valid) \| (.*)")
+# Of fairseq-train, and of fairseq-hydra-train.
+LOG_LINE = re.compile(r"(?: \| |\]\[)(train_inner|valid)(?: \| |\]\[INFO\] - )(.*)")
 NUMBER = re.compile(r"(\w+)[= ](-?\d[\d.]*(?:e[+-]?\d+)?)(?=[,\s]|$)")  # --log-format simple
 Points = dict[int, float]  # value by update
 Scores = dict[str, dict[str, float]]  # score by data set and model

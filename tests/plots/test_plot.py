@@ -387,7 +387,8 @@ def test_learning_curves(tmp_path, capsys):
         VALID + "epoch 001 | valid on 'valid' subset | loss 4.25 | ppl 19 | num_updates 20",
     ]
     told = [
-        INNER + '{"epoch": 1, "loss": "6.5", "ppl": "90", "num_updates": "15"}',
+        "[2026-01-01 10:11:12,131][train_inner][INFO] - "  # as hydra writes it
+        '{"epoch": 1, "loss": "6.5", "ppl": "90", "num_updates": "15"}',
         VALID + '{"epoch": 1, "valid_loss": "5", "valid_num_updates": "15", "valid_ppl": "32"}',
     ]
     logs = [tmp_path / "m4.log", tmp_path / "t5.log"]
