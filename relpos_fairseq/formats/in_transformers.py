@@ -100,7 +100,7 @@ def run_in_transformers(
     return found
 
 
-def _joined(tokenizer: Tokenizer, texts: list[list[int]]) -> tuple[list[int], list[int]]:
+def _together(tokenizer: Tokenizer, texts: list[list[int]]) -> tuple[list[int], list[int]]:
     """Return the ids and token types of one text or two, of their own ids, as they are joined for a model."""
     begin, end = (tokenizer.numbers[symbol] for symbol in SPECIAL[:3:2])
     before, after = [begin, *texts[0], end], []
@@ -129,7 +129,7 @@ def compare_ids(folder: Path, pairs: Pairs) -> tuple[str, Pairs]:
     ours, said = load_tokenizer(folder), ""
     for key, given, parts in (("usual", pair, found[-2:]), ("alone", single, found[-2:-1])):
         there = given["input_ids"], given.get("token_type_ids", [0] * len(given["input_ids"]))
-        here = _joined(ours, parts)
+        here = _together(ours, parts)
         if getattr(pairs, key) and here != there:
             pairs, one = pairs._replace(**{key: False}), int(here[0] == there[0])
             what = ("pairs" if key == "usual" else "single texts") + " in their token types" * one
