@@ -429,3 +429,15 @@ def test_a_dictionary_of_another_size_does_not_go_along(tmp_path, capsys):
     assert relpos("convert", checkpoint, "--to", "same", "--out", tmp_path / "out") == 2
     assert re.search(r"text/dict.txt makes \d+ rows, and the model has \d+: name the folder", capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
+
+
+@torch.no_grad()
+def test_the_last_layer_norm_needs_no_version(tmp_path):
+    """A file of ours that lost fairseq's number is no older one."""
+    _, checkpoint = write_checkpoint(tmp_path, "bpe", encoder_normalize_before=True)
+    tokens = torch.tensor([[0, 7, 9, 11, 2]])
+    expected = SavedModel.open(checkpoint).build_anyway(None)[0](tokens, features_only=True)[0]
+    state = torch.load(checkpoint, weights_only=True)
+    del state["model"]["encoder.sentence_encoder.version"]
+    torch.save(state, checkpoint)
+    assert torch.equal(SavedModel.open(checkpoint).build_anyway(None)[0](tokens, features_only=True)[0], expected)
