@@ -42,6 +42,9 @@ def run_command(main: Callable[[Sequence[str] | None], object], argv=None, inter
         141 (standard output was closed).
         Any other exception is a bug and passes with its traceback.
     """
+    _occupy_streams()
+    if sys.stdout is None:
+        return fail("standard output is closed: send it to a file, or to /dev/null")
     try:
         with terminated_by_exception():
             status = main(argv)
@@ -76,6 +79,14 @@ def run_command(main: Callable[[Sequence[str] | None], object], argv=None, inter
             raise
         return fail(f"{error}; make room or free the way, and run the same command again")
     return status if isinstance(status, int) else 0
+
+
+def _occupy_streams() -> None:
+    """Open the null device where standard streams are closed: a file would take their numbers, and what is printed."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
 
 
 def fail(message: str, status: int = 2) -> int:
@@ -115,6 +126,8 @@ def describe_os_error(error: OSError) -> str | None:
             f"no space left on the disk of {folder} ({free:,.1f} MB free) while writing {where}; "
             "make room and run the same command again"
         )
+    if error.errno == errno.EFBIG:
+        return f"{error.filename or 'a file'} is larger than this shell lets a file be: raise ulimit -f"
     return f"{error.filename}: {error.strerror}" if error.filename else None
 
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from helpers import ROOT
 from relpos_fairseq.cli import command
 from relpos_fairseq.cli.main import load
 from relpos_fairseq.io.options import argument, flag, option, required
@@ -100,3 +107,21 @@ def test_help_is_the_docstring_and_the_fields(declared):
     assert text.startswith("usage: relpos try out ")
     assert "\nTry what can be declared.\n\n    relpos try out FILE\n\nMore of it.\n" in text
     assert "how many (3)" in text and "\nhow:\n  --share SHARE\n" in text
+
+
+@pytest.mark.parametrize(
+    ("streams", "status", "said"),
+    [
+        (">&-", 2, "error: standard output is closed: send it to a file, or to /dev/null\n"),
+        ("2>&- >out", 0, ""),
+        ("<&- >out", 0, ""),
+        (">&- 2>&-", 2, ""),
+    ],
+)
+def test_closed_streams(streams: str, status: int, said: str, tmp_path: Path) -> None:
+    """Their numbers are taken, so that no file that is opened later gets what is printed."""
+    line = f"{shlex.quote(sys.executable)} -m relpos_fairseq.cli schemes m4 {streams}"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, encoding="utf-8")
+    assert (done.returncode, done.stderr) == (status, said)
+    assert status or "m4" in (tmp_path / "out").read_text()
