@@ -10,7 +10,7 @@ import torch
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_path, check_outputs
 from relpos_fairseq.io.progress import progress
-from relpos_fairseq.io.tensor_files import check_finite, read_checkpoint
+from relpos_fairseq.io.tensor_files import check_finite, read_checkpoint, save
 from relpos_fairseq.plan import decode_text
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import copy_assets, find_assets, text_folders
@@ -66,7 +66,7 @@ def write_average(paths: Sequence[Path], output: Path, ema: bool = False) -> Non
     state = average(paths, ema)
     text = find_assets(paths[0], None, state=state) if text_folders(paths[0].parent) else None
     with atomic_path(output) as temporary:
-        torch.save(state, temporary)
+        save(state, temporary)
     if text is not None:
         copy_assets(text, output.parent)
 

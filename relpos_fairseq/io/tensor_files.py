@@ -85,6 +85,12 @@ def load(path: str | Path, kind: str = "checkpoint", error: type[UserError] = Us
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipfile.is_zipfile(path))
 
 
+def save(state: Any, path: Path) -> None:
+    """Write what `load` reads; equal states are equal bytes under any name, which torch else keeps in the file."""
+    with path.open("wb") as file:
+        torch.save(state, file)
+
+
 def read_checkpoint(path: str | Path, error: type[UserError] = UserError, mapped: bool = False) -> dict[str, Any]:
     """Return a checkpoint of fairseq's, whose parts have the types that `check_checkpoint` names.
 

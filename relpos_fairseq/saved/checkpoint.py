@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.models import MODEL_DATACLASS_REGISTRY
@@ -19,6 +18,7 @@ from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
 from relpos_fairseq.heads import HEAD, RANKING, classifier_of
+from relpos_fairseq.io.tensor_files import save
 
 CHECKPOINT = "model.pt"
 ROBERTA = "relpos_roberta"
@@ -150,9 +150,9 @@ def write_checkpoint(
     """
     checkpoint = checkpoint | {"conversion": about}
     if not place.is_dir():
-        torch.save(checkpoint, place)
+        save(checkpoint, place)
         return
-    torch.save(checkpoint, place / CHECKPOINT)
+    save(checkpoint, place / CHECKPOINT)
     known = {key: sorted(value) if key == "kept" else value for key, value in about.items() if key != "rows"}
     text = json.dumps(known, indent=2, ensure_ascii=False) + "\n"
     write_texts(place, files, {**texts, "conversion.json": text})

@@ -13,7 +13,7 @@ import torch
 
 from helpers import ROOT
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.tensor_files import building, check_finite, load, read_checkpoint, read_tensors
+from relpos_fairseq.io.tensor_files import building, check_finite, load, read_checkpoint, read_tensors, save
 from relpos_fairseq.scheme import PositionMismatchError
 
 GOOD = {
@@ -151,3 +151,10 @@ def test_changed_bits_are_found_by_the_checksum(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(UserError, match="the checksum of .*data/0 is another"):
         read_checkpoint(path)
+
+
+def test_a_name_does_not_stand_in_the_file(tmp_path: Path) -> None:
+    for name in ("a.pt", "b.tmp"):
+        save(GOOD, tmp_path / name)
+    assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "b.tmp").read_bytes()
+    assert read_checkpoint(tmp_path / "b.tmp").keys() == GOOD.keys()
