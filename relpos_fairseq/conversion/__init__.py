@@ -1,6 +1,6 @@
-"""Convert pretrained models from one position scheme, and one library's format, to another.
+"""Convert the tensors of one position scheme to another.
 
-The rules are in `algebra` and `reshaping`, the formats in a file per library, and the steps of the command in `job`.
+The rules are in `algebra` and `reshaping`; other libraries, and the command, are in `formats/`.
 """
 
 from relpos_fairseq.conversion.algebra import Conversion, convert

@@ -23,7 +23,7 @@ from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
 
 def read(path: Path, data: Path | None = None, length: int | None = None) -> SavedModel:
-    """Read a model: a checkpoint of fairseq's, ours or OpenNMT-py's, a released Transformer-XL, a transformers folder.
+    """Read a model: a RoBERTa of fairseq's or ours, OpenNMT-py's, a released Transformer-XL, a transformers folder.
 
     Args:
         path: the file or folder.
@@ -96,10 +96,6 @@ def _is_opennmt(path: Path, content: Content) -> bool:
 
 def _is_fairseq(path: Path, content: Content) -> bool:
     return path.is_file() and "model" in content and not _is_opennmt(path, content)
-
-
-def _is_original_xl(path: Path, _: Content) -> bool:
-    return is_original_xl(path)
 
 
 FORMATS = (

@@ -2,7 +2,8 @@
 
 read (`base`) -> a SavedModel
 -> algebra.convert (encoders; models that generate are imported as they are) -> a Result
--> Result.write: compare its outputs with those of the source's own library, and write it
+-> Result.write: compare its outputs with those of the source's own library, and write it (a folder of transformers
+   is written first)
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 from fairseq.models.roberta import RobertaModel
-from fairseq.tasks.language_modeling import LanguageModelingConfig
-from fairseq.tasks.translation import TranslationConfig
 from torch import Tensor, nn
 
 from relpos_fairseq.io.errors import UserError
@@ -19,7 +17,6 @@ from relpos_fairseq.models.relpos_transformer import RelPosTransformerConfig, Re
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.saved.model import SavedModel, count_rows
-from relpos_fairseq.tasks.segment_language_modeling import SegmentLanguageModelingConfig
 
 State = dict[str, Tensor]
 EMBEDDING = "encoder.sentence_encoder.embed_tokens.weight"  # of a RoBERTa
@@ -93,35 +90,17 @@ def load_tensors(model: nn.Module, state: State, dtype: torch.dtype) -> nn.Modul
     return model.eval()
 
 
-# By kind: the model, its name and config, the task's config and name, and the criterion.
+# By kind, the name of the task that trains it: the model, its name and config.
 GENERATING_KINDS = {
-    "translation": (
-        RelPosTransformerModel,
-        "relpos_transformer",
-        RelPosTransformerConfig,
-        TranslationConfig,
-        "label_smoothed_cross_entropy",
-    ),
-    "language_modeling": (
-        RelPosTransformerLanguageModel,
-        "relpos_transformer_lm",
-        RelPosTransformerLMConfig,
-        LanguageModelingConfig,
-        "cross_entropy",
-    ),
-    "segment_language_modeling": (
-        RelPosTransformerXLModel,
-        "relpos_transformer_xl",
-        RelPosTransformerXLConfig,
-        SegmentLanguageModelingConfig,
-        "cross_entropy",
-    ),
+    "translation": (RelPosTransformerModel, "relpos_transformer", RelPosTransformerConfig),
+    "language_modeling": (RelPosTransformerLanguageModel, "relpos_transformer_lm", RelPosTransformerLMConfig),
+    "segment_language_modeling": (RelPosTransformerXLModel, "relpos_transformer_xl", RelPosTransformerXLConfig),
 }
 
 
 def build_generating(kind: str, values: dict[str, Any], rows: tuple[int, int]) -> nn.Module:
     """Build a model of GENERATING_KINDS, untrained; config values that are not named have their defaults."""
-    model, _, base, _, _ = GENERATING_KINDS[kind]
+    model, _, base = GENERATING_KINDS[kind]
     config = base()
     for name, value in values.items():
         setattr(config, name, value)

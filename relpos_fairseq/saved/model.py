@@ -1,4 +1,4 @@
-"""Open a checkpoint with what it says of itself, its text, its model and task.
+"""A model that is on disk, in memory: checkpoints are opened here, other files and folders in `formats/`.
 
     saved = SavedModel.open(path)                       # refuses models and tasks of strangers
     saved.require("relpos translate")                   # and those that another command runs
@@ -22,7 +22,7 @@ from typing import Any
 
 from fairseq import checkpoint_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor, nn
 
@@ -75,7 +75,7 @@ _EMBEDDING = re.compile(r"embed_tokens\.(embeddings\.\d+\.0\.)?weight$")  # whol
 
 @dataclass
 class Origin:
-    """What a folder of another library says of a model that is now ours, and no model here reads: for the way back.
+    """What another library's file or folder says of a model that is now ours, beside the model: for the way back.
 
     A checkpoint that was converted keeps it under `conversion`.
 
@@ -113,7 +113,7 @@ class Origin:
 class SavedModel:
     """A model that is on disk, in memory: what fairseq saves of it, or would save, whichever library it is of.
 
-    What follows `checkpoint` is of formats that `relpos convert` reads.
+    What follows `origin` is of formats that `relpos convert` reads.
 
     Args:
         path: its file or folder.
@@ -190,8 +190,8 @@ class SavedModel:
 
     @property
     def name(self) -> str | None:
-        """Its model, as it is registered."""
-        return self.options.model_name
+        """Its model, as it is registered; its architecture may be one of that model's sizes."""
+        return ARCH_MODEL_NAME_REGISTRY.get(self.options.model_name, self.options.model_name)
 
     @property
     def is_encoder(self) -> bool:
