@@ -28,7 +28,6 @@ from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
 from relpos_fairseq.formats.base import read_encoder
 from relpos_fairseq.formats.closing_check import NotOpenedError, agree, check_generating
 from relpos_fairseq.formats.exported import ROBERTA_PREFIX, TIED
-from relpos_fairseq.formats.fairseq import read_checkpoint
 from relpos_fairseq.formats.huggingface_export import check_written, classes_said, head_at, pairs_of
 from relpos_fairseq.heads import (
     CAUSAL_LM,
@@ -50,7 +49,7 @@ from relpos_fairseq.inference.translator import Search
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, sha256_of
 from relpos_fairseq.io.progress import doing
-from relpos_fairseq.io.tensor_files import check_finite
+from relpos_fairseq.io.tensor_files import check_finite, read_checkpoint
 from relpos_fairseq.models.building import shared_names
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
@@ -260,7 +259,7 @@ def generates(checkpoint: Path) -> bool:
     """Tell whether a checkpoint holds a translation or language model, not a RoBERTa."""
     if not checkpoint.is_file():
         return False
-    return any(n.startswith("decoder.positions.") for n in read_checkpoint(checkpoint)["model"])
+    return any(n.startswith("decoder.positions.") for n in read_checkpoint(checkpoint, mapped=True)["model"])
 
 
 def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exported:

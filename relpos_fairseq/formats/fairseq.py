@@ -32,15 +32,6 @@ _SHARED = (
 )
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a fairseq checkpoint, safely.
-
-    Raises:
-        ConversionError: it is absent, truncated, or another kind of file.
-    """
-    return check_checkpoint(read_file(path), path, ConversionError)
-
-
 def read_file(path: Path) -> dict[str, Any]:
     """Read a dictionary that torch saved, safely.
 
