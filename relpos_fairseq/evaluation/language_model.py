@@ -128,10 +128,9 @@ def load_subject(
     elif boundaries is not None:
         raise ValueError(f"--document-boundaries: {checkpoint} was trained without --reset-memory-at-document")
     words = Dictionary.load(str(data / "dict.txt"))
-    weights = [v for k, v in opened.state.items() if k.endswith("embed_tokens.weight")]
-    if weights and len(weights[0]) != len(words):
+    if opened.rows != len(words):
         raise ValueError(
-            f"{data} has {len(words)} types and {checkpoint} was trained with {len(weights[0])}: "
+            f"{data} has {len(words)} types and {checkpoint} was trained with {opened.rows}: "
             f"binarise the text with the dictionary of its training (--srcdict)"
         )
     model, cfg, _ = opened.build()
