@@ -56,7 +56,7 @@ from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguag
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.saved.checkpoint import plain_task
 from relpos_fairseq.saved.model import LANGUAGES, SavedModel
-from relpos_fairseq.text.assets import TEXT_FOLDER, asset_files_of, copy_assets, find_assets, label_names, read_text
+from relpos_fairseq.text.assets import TEXT_FOLDER, asset_files_of, copy_assets, label_names, read_text
 from relpos_fairseq.text.dictionary import BOS, EOS, PAD, SPECIAL
 from relpos_fairseq.text.transformers_files import tried_ids
 
@@ -108,13 +108,7 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
         raise UserError(f"{out} exists: remove it, or name another folder")
     source = read_encoder(checkpoint)
     heads = heads_of(source, head)
-    text, why = None, ""
-    try:
-        text = find_assets(checkpoint, data, str(source.task.get("data") or ""))
-    except UserError as error:
-        if data is not None:
-            raise
-        why = f"none: {error}"
+    text, why = text_of(source, data)
     if source.task.get("_name") in ("sentence_prediction", RANKING) and source.task.get("init_token") is None:
         text, why = None, "none: the model was trained without --init-token 0"
     if text is not None:
@@ -144,6 +138,16 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
         done = Exported(differences, why, closing + f"; left out: {', '.join(left)}" * bool(left))
         write_export_card(checkpoint, folder, "transformers", card_of(done, checkpoint, source))
     return done
+
+
+def text_of(saved: SavedModel, data: Path | None) -> tuple[Path | None, str]:
+    """Return the folder of a model's text, or why there is none; one that is named must have it."""
+    try:
+        return saved.find_text(data), ""
+    except UserError as error:
+        if data is not None:
+            raise
+        return None, f"none: {error}"
 
 
 def heads_of(source: SavedModel, wanted: str | None) -> dict[str, str]:
@@ -289,13 +293,7 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
     parts = [getattr(model, name) for name in ("encoder", "decoder") if hasattr(model, name)]
     rows = [len(part.dictionary) for part in parts]
     sides = list(zip(saved.languages if len(rows) > 1 else [None], rows, strict=True))
-    text, said = None, ""
-    try:
-        text = opened.find_text(data)
-    except UserError as error:
-        if data is not None:
-            raise
-        said = f"none: {error}"
+    text, said = text_of(opened, data)
     more = opened.framing
     if more == LANGUAGES:
         text, said = None, f"none: texts of {saved.task_name} have {more}, which the task alone writes"

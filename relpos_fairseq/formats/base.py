@@ -18,7 +18,7 @@ from relpos_fairseq.formats.transformer_xl_original import is_original_xl, read_
 from relpos_fairseq.formats.transformers_folder import read_config
 from relpos_fairseq.formats.vocabulary import symbols_of
 from relpos_fairseq.saved.model import SavedModel
-from relpos_fairseq.text.assets import asset_files_of, find_assets, label_names, text_folders
+from relpos_fairseq.text.assets import asset_files_of, label_names, text_folders
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
 
@@ -133,7 +133,7 @@ def _find_text(saved: SavedModel, data: Path | None) -> None:
         if not saved.files:
             raise ConversionError(f"--data {data} holds neither dict.txt nor a tokenizer")
     elif saved.path.is_file() and text_folders(saved.path.parent):
-        data = find_assets(saved.path, None)
+        data = saved.find_text(None)
         saved.files = asset_files_of(data)
     rows = len(symbols_of(saved.files)) or saved.rows
     if rows != saved.rows:

@@ -22,6 +22,7 @@ from relpos_fairseq.saved.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.saved.model import Origin, SavedModel
 from relpos_fairseq.saved.options import DEFAULTS, POSITION_FIELDS, saved_options
 from relpos_fairseq.schemes import named_elsewhere
+from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import asset_files_of
 
 # Options of RelPosRobertaConfig that fairseq's RobertaModel has under the same names.
@@ -89,6 +90,7 @@ def _source_of(checkpoint: dict[str, Any], path: Path) -> SavedModel:
         files=asset_files_of(path.parent),
         kept_files=_kept_files(origin.kept_files, path.parent),
     )
+    saved.checkpoint |= {provenance.KEY: checkpoint[provenance.KEY]} if provenance.KEY in checkpoint else {}
     check(saved)
     saved.ledger = _ledger(tensors, options, path, checkpoint.get("extra_state"))
     state.setdefault(layouts.VERSION, layouts.encode_text(saved.plan.describe()))
