@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.io.progress import progress
-from relpos_fairseq.saved.options import tell_replaced
+from relpos_fairseq.saved.identity import tell_replaced
 
 # Digits of a table's columns.
 FORMATS = {"bits": ".4f", "perplexity": ".3f", "tokens/s": ",.0f", "tokens_per_second": ",.0f"}

@@ -49,9 +49,9 @@ from relpos_fairseq.io.progress import doing
 from relpos_fairseq.io.tensor_files import check_finite
 from relpos_fairseq.models.building import build_alone, run_ours
 from relpos_fairseq.saved.checkpoint import ROBERTA, checkpoint_of, write_checkpoint, write_texts
+from relpos_fairseq.saved.identity import POSITION_FIELDS, describe, plan_of
 from relpos_fairseq.saved.ledger import LOST
 from relpos_fairseq.saved.model import SavedModel, count_rows
-from relpos_fairseq.saved.options import POSITION_FIELDS, describe, plan_of
 from relpos_fairseq.schemes import parse_layers
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 from relpos_fairseq.text.dictionary import SPECIAL

@@ -18,9 +18,9 @@ from relpos_fairseq.models.building import build_fairseq_roberta, outputs_of, ru
 from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.plan import decode_text
 from relpos_fairseq.saved.checkpoint import ROBERTA
+from relpos_fairseq.saved.identity import DEFAULTS, POSITION_FIELDS, saved_options
 from relpos_fairseq.saved.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.saved.model import Origin, SavedModel
-from relpos_fairseq.saved.options import DEFAULTS, POSITION_FIELDS, saved_options
 from relpos_fairseq.schemes import named_elsewhere
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import asset_files_of

@@ -44,14 +44,15 @@ from relpos_fairseq.heads import (
     classifier_of,
 )
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
+from relpos_fairseq.saved.identity import plan_of
 from relpos_fairseq.saved.model import SavedModel
-from relpos_fairseq.saved.options import plan_of
 from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class
 from relpos_fairseq.text import MASK, SPECIAL
 from relpos_fairseq.text.assets import Text, TokenizerText
 from relpos_fairseq.text.dictionary import BOS, EOS, UNKNOWN
 from relpos_fairseq.text.folders import SETTINGS
+from relpos_fairseq.text.tokenizer import Pairs
 from relpos_fairseq.text.transformers_files import tried_ids
 
 
@@ -314,7 +315,7 @@ def separators_of(task: dict[str, Any]) -> int | None:
 
 
 def pairs_of(source: SavedModel, text: Text | None) -> int:
-    """Return the same number, where the task does not say as the tokenizer of its text joins two texts."""
+    """Return the number of further </s> between two texts, as the task says, or else the tokenizer of the text."""
     if (said := separators_of(source.task)) is not None:
         return said
     return text.tokenizer.pairs.separators if isinstance(text, TokenizerText) else 1
@@ -409,18 +410,15 @@ def check_written(
     longest = text.tokenizer.longest(longest) if isinstance(text, TokenizerText) else longest
     pipeline = head.pipeline if head is not MASKED_LM or MASK in number_of else ""
     encode = text and (lambda line: [number_of.get(symbol, number_of.get(UNKNOWN)) for symbol in text.encode(line)])
-    pair: list[list[int]] = []
+    pair: tuple[list[int], ...] = ()
     if encode:
-        end, separators = [number_of[SPECIAL[EOS]]], pairs_of(source, text)
-        before = [number_of[SPECIAL[BOS]], *encode(PAIR[0]), *end]
-        after = [*end * separators, *encode(PAIR[1]), *end]
-        kind = int(source.plan.segment_encoding != "none")
-        pair = [before + after, [0] * len(before) + [kind] * len(after)]
+        form = Pairs(pairs_of(source, text), source.plan.segment_encoding != "none")
+        pair = form.joined([encode(part) for part in PAIR], number_of[SPECIAL[BOS]], number_of[SPECIAL[EOS]])
     asked = {
         **{"auto": head.auto, "kind": head.kind, "pipeline": pipeline, "trust": trust},
         **{"text": text is not None, "lines": tried_ids(own, number_of, [BOS], [EOS]) if own else {}},
         **{"problem": problem, "said": bool(config.get("problem_type")), "classes": len(names or ())},
-        **{"names": names, "longest": longest, "mask": number_of.get(MASK), "pair": pair},
+        **{"names": names, "longest": longest, "mask": number_of.get(MASK), "pair": [*pair]},
     }
 
     def loss(ours: Outputs, labels: dict[str, Tensor]) -> Tensor | None:

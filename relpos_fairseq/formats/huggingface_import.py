@@ -35,9 +35,9 @@ from relpos_fairseq.formats.huggingface_folder import (
 from relpos_fairseq.formats.in_transformers import run_in_transformers, transformers_release
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
 from relpos_fairseq.saved.checkpoint import ROBERTA
+from relpos_fairseq.saved.identity import DEFAULTS
 from relpos_fairseq.saved.ledger import KEPT, Recorded
 from relpos_fairseq.saved.model import Origin, SavedModel
-from relpos_fairseq.saved.options import DEFAULTS
 from relpos_fairseq.schemes import scheme_class
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 

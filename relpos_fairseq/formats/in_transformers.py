@@ -16,7 +16,8 @@ from relpos_fairseq.formats.closing_check import PAIR
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
 from relpos_fairseq.io.packages import remedy
 from relpos_fairseq.text import SPECIAL, load_tokenizer
-from relpos_fairseq.text.tokenizer import Pairs, Tokenizer
+from relpos_fairseq.text.dictionary import BOS, EOS
+from relpos_fairseq.text.tokenizer import Pairs
 from relpos_fairseq.text.transformers_files import TRIED
 
 _HEAD_BIASES = ("decoder.bias", "lm_head.bias", "predictions.bias")
@@ -100,15 +101,6 @@ def run_in_transformers(
     return found
 
 
-def _together(tokenizer: Tokenizer, texts: list[list[int]]) -> tuple[list[int], list[int]]:
-    """Return the ids and token types of one text or two, of their own ids, as they are joined for a model."""
-    begin, end = (tokenizer.numbers[symbol] for symbol in SPECIAL[:3:2])
-    before, after = [begin, *texts[0], end], []
-    if texts[1:]:
-        after = [*[end] * tokenizer.pairs.separators, *texts[1], end]
-    return before + after, [0] * len(before) + [int(tokenizer.pairs.segments)] * len(after)
-
-
 def compare_ids(folder: Path, pairs: Pairs) -> tuple[str, Pairs]:
     """Compare a folder's ids with those of AutoTokenizer; return what was found, and what of `pairs` is as there.
 
@@ -129,7 +121,7 @@ def compare_ids(folder: Path, pairs: Pairs) -> tuple[str, Pairs]:
     ours, said = load_tokenizer(folder), ""
     for key, given, parts in (("usual", pair, found[-2:]), ("alone", single, found[-2:-1])):
         there = given["input_ids"], given.get("token_type_ids", [0] * len(given["input_ids"]))
-        here = _together(ours, parts)
+        here = ours.pairs.joined(parts, ours.numbers[SPECIAL[BOS]], ours.numbers[SPECIAL[EOS]])
         if getattr(pairs, key) and here != there:
             pairs, one = pairs._replace(**{key: False}), int(here[0] == there[0])
             what = ("pairs" if key == "usual" else "single texts") + " in their token types" * one

@@ -19,7 +19,7 @@ from torch import Tensor
 from relpos_fairseq.config import PositionConfig, members_of, scheme_of, shared_members, untaken
 from relpos_fairseq.options import SCALE
 from relpos_fairseq.plan import decode_text, encode_text
-from relpos_fairseq.saved.options import plain
+from relpos_fairseq.saved.identity import plain
 
 SIDES = ("encoder", "decoder")
 _LAYER = re.compile(r"(?P<stack>(encoder|decoder)\.(?P<roberta>sentence_encoder\.)?)layers\.(?P<number>\d+)\.")

@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 
 from relpos_fairseq.io.tensor_files import building, load
 from relpos_fairseq.patches.processes import refuse_copies, refuse_task
-from relpos_fairseq.saved.options import WHERE, plain, saved_options, tell_replaced
+from relpos_fairseq.saved.identity import WHERE, plain, saved_options, tell_replaced
 from relpos_fairseq.schemes import named_elsewhere
 
 # Options without which a task of fairseq ends in an error of None or of hydra, and what sets them.

@@ -29,7 +29,7 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import reading
 from relpos_fairseq.io.tensor_files import building, check_checkpoint, check_finite, load, loading
 from relpos_fairseq.patches.processes import running
-from relpos_fairseq.saved.options import saved_options, tell_replaced
+from relpos_fairseq.saved.identity import saved_options, tell_replaced
 
 try:
     from numpy._core.multiarray import _reconstruct, scalar

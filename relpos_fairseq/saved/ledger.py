@@ -60,7 +60,7 @@ class Ledger:
         became |= {name: (verdict, why) for name in names if name in became}
 
     def mark_neutral(self, reasons: Mapping[str, str]) -> None:
-        """Say of keys that they say nothing: names between spaces by the reason why."""
+        """Mark config keys that say nothing of the model, given as names between spaces by the reason why."""
         for reason, names in reasons.items():
             self.mark("keys", NEUTRAL, names.split(), reason)
 

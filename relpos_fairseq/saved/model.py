@@ -30,8 +30,8 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.tensor_files import building
 from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.saved.checkpoint import ROBERTA
+from relpos_fairseq.saved.identity import SavedOptions, plan_of, saved_options, tell_replaced
 from relpos_fairseq.saved.ledger import Ledger
-from relpos_fairseq.saved.options import SavedOptions, plan_of, saved_options, tell_replaced
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import find_assets
 from relpos_fairseq.text.dictionary import MASK, NSPECIAL

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -91,7 +92,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         paths = [folder / name for name in names]
         state = _READERS[names](paths, settings)
         named = settings.complete(state)
-        pairs = settings.pairs(paths[0] if state.get("post_processor") else None, named)
+        pairs = partial(settings.pairs, paths[0] if state.get("post_processor") else None, named)
         files = {path.name: path for path in tokenizer_paths(folder)}
         return Tokenizer(
             state, files, named, ids_as_symbols=names[0] == "encoder.json", carried=settings.carried(), pairs=pairs
@@ -191,7 +192,8 @@ class _Settings:
             own = self.cls.pairs if self.cls else None
             return own and own._replace(segments=own.segments and types)
         model = import_tokenizers().Tokenizer.from_file(str(template))
-        model.no_padding(), model.no_truncation()  # which transformers does where it is not asked for them
+        model.no_padding()  # which transformers does where it is not asked for it
+        model.no_truncation()
         text = next((one for one in ("a", *model.get_vocab()) if model.encode(one, add_special_tokens=False).ids), "")
         found = model.encode(text, text)
         parts = "".join("_" if part is None else str(part) for part in found.sequence_ids)

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -62,6 +62,12 @@ class Pairs(NamedTuple):
     usual: bool = True  # False: they are joined in another way, which no task here knows
     alone: bool = True  # False: nor is a text alone <s> text </s> of token type 0
 
+    def joined(self, parts: Sequence[Sequence[int]], begin: int, end: int) -> tuple[list[int], list[int]]:
+        """Return the ids and token types of one text or two, given the ids of each, of <s> and of </s>."""
+        before = [begin, *parts[0], end]
+        after = [*[end] * self.separators, *parts[1], end] if parts[1:] else []
+        return before + after, [0] * len(before) + [int(self.segments)] * len(after)
+
 
 class Tokenizer:
     """Splits text into the symbols of a fairseq dictionary, by a model of the `tokenizers` library.
@@ -75,7 +81,7 @@ class Tokenizer:
         names: the model's own names of fairseq's special symbols; None: as its vocabulary spells them.
         ids_as_symbols: dict.txt names tokens by their numbers, as fairseq's GPT-2 dictionary does.
         carried: settings of tokenizer_config.json that change no id, and go back as they were.
-        pairs: how its library joins two texts; None: as models with such a vocabulary do.
+        pairs: returns how its library joins two texts; None: as models with such a vocabulary do.
     """
 
     def __init__(
@@ -85,7 +91,7 @@ class Tokenizer:
         names: Mapping[str, str] | None = None,
         ids_as_symbols: bool = False,
         carried: Mapping[str, Any] = {},
-        pairs: Pairs | None = None,
+        pairs: Callable[[], Pairs | None] = lambda: None,
     ):
         self.files, self.carried = files, carried
         # The model's own name of each special symbol that it has.
@@ -98,8 +104,7 @@ class Tokenizer:
         self._bytes = marks == "ByteLevel"
         self.kind = "sentencepiece" if marks == "Metaspace" else _KINDS.get(state["model"]["type"], "wordlevel")
         self.prefix = state["model"].get("continuing_subword_prefix") or "##"
-        bert = self.kind == "wordpiece" or self.names.get("</s>") == "[SEP]"
-        self.pairs = pairs or Pairs(int(not bert), bert)
+        self._pairs = pairs
         self.added = {token["content"]: token for token in state["added_tokens"]}  # with their flags
         ours = {piece: symbol for symbol, piece in self.names.items()}
         # The library's number of every symbol, and its own name of it.
@@ -257,6 +262,12 @@ class Tokenizer:
         """Return the longest input in tokens, of a model and by `model_max_length`; None: any."""
         own = self.carried.get("model_max_length")
         return min((one for one in (own, model) if one is not None), default=None)
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """How two texts are joined for its models."""
+        bert = self.kind == "wordpiece" or self.names.get("</s>") == "[SEP]"
+        return self._pairs() or Pairs(int(not bert), bert)
 
     def check_dictionary(self, known: Collection[str], name: str) -> None:
         """Raise an error if `known`, the dictionary of a data set or a model, lacks symbols of this tokenizer.

@@ -140,7 +140,7 @@ def test_what_parsers_offer_is_what_jobs_take():
     from relpos_fairseq.data.answer_spans import LONG_QUESTION
     from relpos_fairseq.evaluation.xtreme import FLAGS
     from relpos_fairseq.metrics.answer_scores import METRICS
-    from relpos_fairseq.saved.options import POSITION_FIELDS
+    from relpos_fairseq.saved.identity import POSITION_FIELDS
     from relpos_fairseq.tasks.question_answering_config import UNANSWERABLE
 
     qa = options("evaluate qa")

@@ -18,7 +18,7 @@ from relpos_fairseq.formats.on_load import prepare_sides
 from relpos_fairseq.models.building import build_roberta, outputs_of
 from relpos_fairseq.options import SHARE
 from relpos_fairseq.relations import Bucketed, Clipped, Folded, remap_distances
-from relpos_fairseq.saved.options import plan_of
+from relpos_fairseq.saved.identity import plan_of
 from relpos_fairseq.scheme import PositionMismatchError
 from relpos_fairseq.schemes import scheme_class, scheme_names
 

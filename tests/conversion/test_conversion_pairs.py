@@ -10,6 +10,8 @@ import sentencepiece
 import tokenizers
 import torch
 import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from helpers.commands import relpos
 from helpers.conversion import shake
@@ -18,6 +20,7 @@ from relpos_fairseq.data.squad import Question, QuestionFile
 from relpos_fairseq.inference.checkpoints.loading import load
 from relpos_fairseq.tasks.question_answering import QuestionDataset
 from relpos_fairseq.text.folders import load_tokenizer
+from relpos_fairseq.text.tokenizer import Pairs
 
 TEXTS = [f"the {a} {b}s a {c}" for a in ("old", "new") for b in ("see", "hear") for c in ("house", "horse", "mouse")]
 LETTERS = [chr(number) for number in range(ord("a"), ord("z") + 1)]
@@ -59,6 +62,30 @@ def with_template(folder, template: str, kind: str = "pair") -> None:
         for one, kind in zip(template[::2], template[1::2], strict=True)
     ]
     path.write_text(json.dumps(state))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    signs=st.permutations("AB").flatmap(
+        lambda order: st.tuples(*(st.text("|^", max_size=2) for _ in range(3))).map(
+            lambda gaps: gaps[0] + order[0] + gaps[1] + order[1] + gaps[2]
+        )
+    ),
+    types=st.lists(st.sampled_from("01"), min_size=8, max_size=8),
+)
+def test_a_template_is_ours_or_named(signs: str, types: list[str], tmp_path) -> None:
+    """Of any template: what is called usual is joined so by the library, and what can be joined so is called usual."""
+    if not (tmp_path / "vocab.txt").exists():
+        wordpiece(tmp_path)
+    with_template(tmp_path, "".join(map("".join, zip(signs, types, strict=False))))
+    ours = load_tokenizer(tmp_path)
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    parts = [library.encode(text, add_special_tokens=False).ids for text in TWO]
+    found = library.encode(*TWO)
+    ends = (ours.numbers["<s>"], ours.numbers["</s>"])
+    forms = [Pairs(count, kind) for count in (0, 1) for kind in (False, True)]
+    known = [form for form in forms if form.joined(parts, *ends) == (found.ids, found.type_ids)]
+    assert [ours.pairs[:2]] * ours.pairs.usual == [form[:2] for form in known]
 
 
 # Model, its tokenizer's maker, class and settings, and a template of its own.

@@ -29,8 +29,8 @@ from relpos_fairseq.evaluation.language_model import (
     score_with_windows,
 )
 from relpos_fairseq.inference.checkpoints.causal_lm import Continuation, Scorer, open_model
+from relpos_fairseq.saved.identity import WHERE
 from relpos_fairseq.saved.model import PACKAGE, TASKS, SavedModel
-from relpos_fairseq.saved.options import WHERE
 
 # Every option of every task, at the border where fairseq's commands read them
 

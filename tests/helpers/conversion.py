@@ -16,7 +16,7 @@ from relpos_fairseq.conversion.report import Probe, compare
 from relpos_fairseq.models import building
 from relpos_fairseq.models.building import outputs_of
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-from relpos_fairseq.saved.options import plan_of
+from relpos_fairseq.saved.identity import plan_of
 
 ROWS, POSITIONS = 23, 20
 SIZES = {

@@ -64,7 +64,7 @@ def read_pretrained(name: str, path: Path) -> Pretrained:
     import relpos_fairseq  # noqa: F401  (lets torch load fairseq's checkpoints safely)
     from relpos_fairseq.io.tensor_files import read_checkpoint
     from relpos_fairseq.models.configs import RelPosRobertaConfig
-    from relpos_fairseq.saved.options import saved_options
+    from relpos_fairseq.saved.identity import saved_options
 
     if not path.is_file():
         raise UserError(f"{name}: there is no checkpoint {path}")
@@ -86,7 +86,7 @@ def read_pretrained(name: str, path: Path) -> Pretrained:
 
 def takes_any_length(model: Mapping[str, Any], positions: int) -> bool:
     """Return whether a model takes inputs of any length: none of its schemes has a row for each position."""
-    from relpos_fairseq.saved.options import DEFAULTS, plan_of
+    from relpos_fairseq.saved.identity import DEFAULTS, plan_of
     from relpos_fairseq.schemes import DEFAULT
 
     own = {name: _plain(value) for name, value in model.items() if value is not None}

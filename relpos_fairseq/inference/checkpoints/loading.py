@@ -20,8 +20,8 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
 from relpos_fairseq.nn.packed import prepare
 from relpos_fairseq.patches.training import options_of
+from relpos_fairseq.saved.identity import SavedOptions
 from relpos_fairseq.saved.model import MULTILINGUAL, SavedModel
-from relpos_fairseq.saved.options import SavedOptions
 from relpos_fairseq.tasks.question_answering import QuestionDataset
 from relpos_fairseq.text.assets import SymbolText, Text, TokenizerText, read_text
 
