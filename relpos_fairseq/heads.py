@@ -6,6 +6,7 @@ labels are classes, and other labels are of several classes each, as there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,20 +28,33 @@ class Head:
     suffix: str  # of the name of transformers' class, after that of the family
     kind: str  # the output that is compared: logits, classification, spans, tokens, choices, next; none without a head
     pipeline: str  # of transformers, that runs it on text
+    place: str = ""  # of such heads in a relpos_roberta
+    name: str = ""  # there, of the one of a folder of transformers
 
     @property
     def auto(self) -> str:
         """The name of transformers' Auto class."""
         return f"AutoModel{self.suffix.removeprefix('Model')}"
 
+    @property
+    def prefix(self) -> str:
+        """What names of its tensors in a relpos_roberta begin with."""
+        return f"{self.place}.{self.name}."
+
+    @property
+    def shown(self) -> str:
+        """The tensor that has a row for each output."""
+        return f"{self.prefix}out_proj.weight"
+
 
 MODEL = Head("Model", "", "feature-extraction")
 MASKED_LM = Head("ForMaskedLM", "logits", "fill-mask")
 PRE_TRAINING = Head("ForPreTraining", "logits", "")
-CLASSIFIER = Head("ForSequenceClassification", "classification", "text-classification")
-SPANS = Head("ForQuestionAnswering", "spans", "question-answering")
-TOKENS = Head("ForTokenClassification", "tokens", "token-classification")
-CHOICES = Head("ForMultipleChoice", "choices", "")  # fairseq's sentence_ranking: a classifier of one output
+_TEXTS = ("classification_heads", HEAD)
+CLASSIFIER = Head("ForSequenceClassification", "classification", "text-classification", *_TEXTS)
+SPANS = Head("ForQuestionAnswering", "spans", "question-answering", "span_heads", SPAN_HEAD)
+TOKENS = Head("ForTokenClassification", "tokens", "token-classification", "token_heads", TOKEN_HEAD)
+CHOICES = Head("ForMultipleChoice", "choices", "", *_TEXTS)  # fairseq's sentence_ranking: a classifier of one output
 HEADS = (MODEL, MASKED_LM, PRE_TRAINING, CLASSIFIER, SPANS, TOKENS, CHOICES)
 CAUSAL_LM = Head("ForCausalLM", "next", "text-generation")
 TRANSLATION = Head("ForSeq2SeqLM", "next", "")  # transformers 5 has no pipeline of it
@@ -67,12 +81,41 @@ def head_of(config: dict[str, Any], where: str) -> Head | None:
     )
 
 
-def classifier_of(task: dict[str, Any]) -> str | None:
+def classifier_of(task: Mapping[str, Any]) -> str | None:
     """Return the name of the head that a sentence_prediction or sentence_ranking trained, None of another task."""
     named = task.get("classification_head_name")
     if task.get("_name") == RANKING:
         return named or task.get("ranking_head_name", HEAD)
     return named if task.get("_name") == "sentence_prediction" else None
+
+
+@dataclass(frozen=True)
+class OwnHead:
+    """A head of a relpos_roberta."""
+
+    head: Head  # its kind
+    name: str
+    outputs: int
+    trained: bool  # whether the model's task trained it, and it reads that task's input
+
+    @property
+    def prefix(self) -> str:
+        """What names of its tensors begin with."""
+        return f"{self.head.place}.{self.name}."
+
+
+_OUTPUTS = re.compile(r"(\w+_heads)\.([^.]+)\.out_proj\.weight")
+
+
+def heads_in(state: Mapping[str, Tensor], task: Mapping[str, Any]) -> list[OwnHead]:
+    """Return the heads of a relpos_roberta by kind and name, from its tensors and the options of its task."""
+    classifier, found = classifier_of(task), []
+    for place, name in sorted(match.groups() for key in state if (match := _OUTPUTS.fullmatch(key))):
+        head = {SPANS.place: SPANS, TOKENS.place: TOKENS}.get(place, CLASSIFIER)
+        trained = head is CLASSIFIER and name == classifier
+        head = CHOICES if trained and task.get("_name") == RANKING else head
+        found.append(OwnHead(head, name, len(state[f"{place}.{name}.out_proj.weight"]), trained))
+    return found
 
 
 def is_regression(config: Mapping[str, Any], classes: int) -> bool:

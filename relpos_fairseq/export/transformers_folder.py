@@ -28,7 +28,7 @@ from relpos_fairseq.export.transformers_text import symbols_of, write_tokenizer
 from relpos_fairseq.formats.base import read_encoder
 from relpos_fairseq.formats.closing_check import NotOpenedError, agree, check_generating
 from relpos_fairseq.formats.exported import ROBERTA_PREFIX, TIED
-from relpos_fairseq.formats.huggingface_export import check_written, classes_said, head_at, pairs_of
+from relpos_fairseq.formats.huggingface_export import check_written, classes_said, pairs_of
 from relpos_fairseq.heads import (
     CAUSAL_LM,
     CHOICES,
@@ -39,10 +39,9 @@ from relpos_fairseq.heads import (
     RANKING,
     SPAN_HEAD,
     SPANS,
-    TOKEN_HEAD,
     TRANSLATION,
     Head,
-    classifier_of,
+    OwnHead,
 )
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Search
@@ -61,7 +60,6 @@ from relpos_fairseq.text.dictionary import BOS, EOS, PAD, SPECIAL
 from relpos_fairseq.text.transformers_files import tried_ids
 
 SHORT = 11  # tokens of a random input
-HEADS = {"classification_heads": HEAD, "span_heads": SPAN_HEAD, "token_heads": TOKEN_HEAD}
 
 AROUND = {"translation": ([], [EOS]), "denoising": ([BOS], [EOS]), "language model": ([EOS], [])}  # a text's words
 CLASSES = {
@@ -128,9 +126,7 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
             why = write_tokenizer(folder, "roberta", sides, config.pair_separators, segments, source.plan.longest)
         source.files = asset_files_of(text) if text else {}
         own = read_text(folder / TEXT_FOLDER) if text else None
-        head, chosen = MASKED_LM, None
-        for old in heads:  # config.json names the last one
-            head, chosen = head_at(source, *old.split(".")[:2]), old.split(".")[1]
+        head, chosen = (heads[-1].head, heads[-1].name) if heads else (MASKED_LM, None)  # what config.json names
         numbers = list(range(source.rows))
         told = config.to_diff_dict() | {"id2label": config.id2label}
         closing = check_written(folder, source, head, told, numbers, source.plan.longest, chosen, True, own)
@@ -150,37 +146,33 @@ def text_of(saved: SavedModel, data: Path | None) -> tuple[Path | None, str]:
         return None, f"none: {error}"
 
 
-def heads_of(source: SavedModel, wanted: str | None) -> dict[str, str]:
-    """Map the prefixes of the exported heads in the checkpoint to those in the folder.
+def heads_of(source: SavedModel, wanted: str | None) -> list[OwnHead]:
+    """Return the heads that are exported: the named one, or that of each kind, of classifiers the one that was trained.
 
     Raises:
         UserError: the head does not exist, or there are several to choose from.
     """
-    found: dict[str, str] = {}
-    every = {kind: sorted({key.split(".")[1] for key in source.state if key.startswith(f"{kind}.")}) for kind in HEADS}
-    known = [name for names in every.values() for name in names]
-    if wanted is not None and wanted not in known:
-        raise UserError(f"--head {wanted}: {source.path} has {', '.join(known) or 'no head'}")
-    for kind, names in every.items():
-        names = [wanted] if wanted in names else [] if wanted else names
-        trained = classifier_of(source.task)
-        if len(names) > 1 and kind == "classification_heads" and trained in names:
-            names = [trained]
+    found, trained = source.heads, any(one.trained for one in source.heads)
+    if wanted is not None and wanted not in [one.name for one in found]:
+        raise UserError(f"--head {wanted}: {source.path} has {', '.join(one.name for one in found) or 'no head'}")
+    if wanted:
+        found = [one for one in found if one.name == wanted]
+    elif trained:
+        found = [one for one in found if one.trained or one.head.place != CLASSIFIER.place]
+    spans = [one.name for one in found if one.head is SPANS]
+    classifiers = [one.name for one in found if one.head is not SPANS]  # one config.json names the classes of one
+    for names in (spans, classifiers):
         if len(names) > 1:
             raise UserError(f"{source.path} has the heads {', '.join(names)}: name one by --head")
-        found |= {f"{kind}.{name}.": f"{kind}.{HEADS[kind]}." for name in names}
-    named = [old.split(".")[1] for old in found if not old.startswith("span")]
-    if len(named) > 1:  # one config.json names the classes of one
-        raise UserError(f"{source.path} has the heads {', '.join(named)}: name one by --head")
     return found
 
 
-def roberta_config(source: SavedModel, heads: dict[str, str], text: Path | None) -> RelPosConfig:
+def roberta_config(source: SavedModel, heads: list[OwnHead], text: Path | None) -> RelPosConfig:
     """Return the config of the folder, with the options of the task and of the heads."""
     task = plain_task(source.task)
     more: dict[str, Any] = {"architectures": ["RelPosForMaskedLM"]}
-    for old in heads:
-        kind = head_at(source, *old.split(".")[:2])
+    for one in heads:
+        kind = one.head
         more["architectures"] = [f"RelPos{kind.suffix}"]
         if kind is SPANS:
             task["span_head_name"] = SPAN_HEAD
@@ -188,8 +180,7 @@ def roberta_config(source: SavedModel, heads: dict[str, str], text: Path | None)
             task["classification_head_name"] = HEAD
         if kind in (SPANS, CHOICES):
             continue
-        classes = len(source.state[f"{old}out_proj.weight"])
-        more |= classes_said(source, kind, classes, label_names(text, classes))
+        more |= classes_said(source, kind, one.outputs, label_names(text, one.outputs))
     return RelPosConfig(
         source.values,
         source.rows,
@@ -200,22 +191,23 @@ def roberta_config(source: SavedModel, heads: dict[str, str], text: Path | None)
     )
 
 
-def tensors_of(source: SavedModel, heads: dict[str, str], config: RelPosConfig) -> dict[str, torch.Tensor]:
+def tensors_of(source: SavedModel, heads: list[OwnHead], config: RelPosConfig) -> dict[str, torch.Tensor]:
     """Return the folder's tensors: the model's and those of the exported heads, without tied ones."""
-    kept = {}
+    kept, named = {}, {one.prefix: one.head.prefix for one in heads}
+    left = tuple(one.prefix for one in source.heads if one not in heads)
     for name, value in source.state.items():
-        old = next((start for start in heads if name.startswith(start)), "")
-        if name.startswith(tuple(HEADS)) and not old:
+        if name.startswith(left):
             continue
+        old = next((start for start in named if name.startswith(start)), "")
         value = value.float() if value.is_floating_point() else value  # what every release loads as it is
-        kept[ROBERTA_PREFIX + heads.get(old, "") + name.removeprefix(old)] = value.clone().contiguous()
+        kept[ROBERTA_PREFIX + named.get(old, "") + name.removeprefix(old)] = value.clone().contiguous()
     if config.tie_word_embeddings:
         kept.pop(ROBERTA_PREFIX + TIED, None)
     return kept
 
 
 @torch.inference_mode()
-def differences_of(source: SavedModel, heads: dict[str, str], folder: Path) -> dict[str, float]:
+def differences_of(source: SavedModel, heads: list[OwnHead], folder: Path) -> dict[str, float]:
     """Return the largest difference of every output between transformers and the checkpoint, without padding.
 
     Raises:
@@ -226,7 +218,7 @@ def differences_of(source: SavedModel, heads: dict[str, str], folder: Path) -> d
     given = {"input_ids": probe.tokens, "attention_mask": probe.real.long()}
     given |= {"token_type_ids": probe.segments} if segments else {}
     ours, theirs = source.outputs(probe.tokens, probe.segments), {}
-    named = {head_at(source, *old.split(".")[:2]): old.split(".")[1] for old in heads}
+    named = {one.head: one.name for one in heads}
     for head in (MODEL, MASKED_LM, *named):
         batch = {name: part[None] for name, part in given.items()} if head is CHOICES else given  # of one question
         found = AUTO[head.auto].from_pretrained(folder).eval()(**batch)
@@ -252,7 +244,7 @@ def card_of(done: Exported, checkpoint: Path, source: SavedModel) -> dict[str, o
         value.numel() for name, value in source.state.items() if value.is_floating_point() and name != TIED
     )
     rows |= {f"largest difference: {name}": f"{v:.1e}" for name, v in done.differences.items()}
-    if any(name.startswith("span_heads.") for name in source.state):
+    if any(one.head is SPANS for one in source.heads):
         rows["loss"] = "of all tokens, as transformers computes it; fairseq's training leaves question and padding out"
     rows["tokenizer"] = done.tokenizer
     rows["text"] = f"{TEXT_FOLDER}/" if not done.tokenizer.startswith("none") else "none"

@@ -17,6 +17,7 @@ from relpos_fairseq.formats.opennmt import read_opennmt
 from relpos_fairseq.formats.transformer_xl_original import is_original_xl, read_original_xl
 from relpos_fairseq.formats.transformers_folder import read_config
 from relpos_fairseq.formats.vocabulary import symbols_of
+from relpos_fairseq.heads import CLASSIFIER
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text.assets import asset_files_of, label_names, text_folders
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
@@ -141,6 +142,6 @@ def _find_text(saved: SavedModel, data: Path | None) -> None:
         raise ConversionError(
             f"{place} makes {rows} rows, and the model has {saved.rows}: name the folder of its data with --data"
         )
-    name = f"classification_heads.{saved.task.get('classification_head_name')}.out_proj.weight"
-    if not saved.origin.labels and name in saved.state and not saved.task.get("regression_target"):
-        saved.origin.labels = label_names(data or saved.path.parent, len(saved.state[name]))
+    classifier = next((one for one in saved.heads if one.trained and one.head is CLASSIFIER), None)
+    if not saved.origin.labels and classifier and not saved.task.get("regression_target"):
+        saved.origin.labels = label_names(data or saved.path.parent, classifier.outputs)

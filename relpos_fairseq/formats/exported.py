@@ -13,7 +13,7 @@ from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.formats.fairseq import check
 from relpos_fairseq.formats.huggingface_import import classes_of, labels_of
 from relpos_fairseq.formats.transformers_folder import AS_TIED, ledger_of, read_weights
-from relpos_fairseq.heads import CHOICES, HEAD, MASKED_LM, RANKING, SPAN_HEAD, head_of, is_regression, problem_named
+from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, RANKING, SPANS, head_of, is_regression, problem_named
 from relpos_fairseq.models import building
 from relpos_fairseq.models.building import EMBEDDING, run_ours
 from relpos_fairseq.models.configs import RelPosRobertaConfig
@@ -26,7 +26,6 @@ from relpos_fairseq.text.dictionary import SPECIAL
 ROBERTA_TYPE = "relpos_roberta"  # model_type
 ROBERTA_PREFIX = "roberta."
 TIED = "encoder.lm_head.weight"
-CLASSIFIER, SPANS = f"classification_heads.{HEAD}.", f"span_heads.{SPAN_HEAD}."
 # model_type to the kind of model.
 GENERATING_TYPES = {
     "relpos_translation": "translation",
@@ -119,13 +118,9 @@ def _exported_task(config: dict[str, Any], state: State, folder: Path) -> dict[s
     A head that transformers added has the input format of the task before it.
     """
     task = dict(config.get("task") or {})
-    classifies = any(name.startswith(CLASSIFIER) for name in state)
+    classifies = CLASSIFIER.shown in state
     ranks = classifies and head_of(config, str(folder)) is CHOICES
-    has = {
-        "sentence_prediction": classifies and not ranks,
-        RANKING: ranks,
-        "question_answering": any(name.startswith(SPANS) for name in state),
-    }
+    has = {"sentence_prediction": classifies and not ranks, RANKING: ranks, "question_answering": SPANS.shown in state}
     wanted = RANKING if ranks else "sentence_prediction"
     if task.get("_name") in has and not has[task["_name"]]:
         task["_name"] = "masked_lm"  # the head was left behind
@@ -135,9 +130,9 @@ def _exported_task(config: dict[str, Any], state: State, folder: Path) -> dict[s
         task["separator_token"] = 2 if two else None
         task.pop("num_classes", None)  # of another task
     if classifies:
-        task["classification_head_name"] = HEAD
+        task["classification_head_name"] = CLASSIFIER.name
     if has["sentence_prediction"]:
-        task["regression_target"] = is_regression(config, len(state[f"{CLASSIFIER}out_proj.weight"]))
+        task["regression_target"] = is_regression(config, len(state[CLASSIFIER.shown]))
     return task
 
 

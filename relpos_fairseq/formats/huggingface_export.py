@@ -26,7 +26,7 @@ from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError, Outputs, Probe
 from relpos_fairseq.formats.closing_check import PAIR, NotOpenedError, check_folder
 from relpos_fairseq.formats.huggingface_folder import ACTIVATIONS, FAMILIES, LM_BIAS, LM_WEIGHT, SCHEMES, Family
-from relpos_fairseq.formats.huggingface_import import EMBEDDING, SHOWN_BY
+from relpos_fairseq.formats.huggingface_import import EMBEDDING
 from relpos_fairseq.formats.in_transformers import run_in_transformers
 from relpos_fairseq.formats.names import NEXT_SENTENCE, Names, matching
 from relpos_fairseq.formats.vocabulary import Vocabulary, of_checkpoint, symbols_of, tokenizer_place
@@ -41,7 +41,6 @@ from relpos_fairseq.heads import (
     SPANS,
     TOKENS,
     Head,
-    classifier_of,
 )
 from relpos_fairseq.options import CLIP_DISTANCE, SHARE
 from relpos_fairseq.saved.identity import plan_of
@@ -97,7 +96,7 @@ def to_hf(
         "type_vocab_size": len(state["token_types"]),
     }
     if kind in (CLASSIFIER, TOKENS):
-        config |= classes_said(source, kind, len(state[SHOWN_BY[kind.kind]]))
+        config |= classes_said(source, kind, len(state[kind.shown]))
     return config, weights, report
 
 
@@ -175,21 +174,9 @@ def _positions(scheme: type[PositionScheme], state: State, source: SavedModel, f
     return length
 
 
-_PLACES = ("classification_heads", "span_heads", "token_heads")
-
-
-def _heads(state: State) -> dict[str, str]:
-    """Return the names of a model's heads, each with the kind of place where it lies."""
-    return {name.split(".")[1]: name.split(".")[0] for name in state if name.split(".")[0] in _PLACES}
-
-
 def own_head(source: SavedModel) -> str | None:
     """Return our name of the head with which a folder was read, for the way back; None: another head, or no folder."""
-    mine = [
-        name
-        for name, place in _heads(source.state).items()
-        if head_at(source, place, name).suffix == source.origin.head
-    ]
+    mine = [one.name for one in source.heads if one.head.suffix == source.origin.head]
     return mine[0] if len(mine) == 1 else None
 
 
@@ -206,10 +193,11 @@ def _take_head(
     Raises:
         ConversionError: the model has no head of that name.
     """
-    found = _heads(state)
+    found = {one.name: one for one in source.heads}
     if head is not None and head not in found:
         raise ConversionError(f"--head {head}: the model has {', '.join(found) or 'no head but the masked LM'}")
-    taken = {name: state.pop(name) for name in list(state) if name.split(".")[0] in _PLACES}
+    starts = tuple(one.prefix for one in source.heads)
+    taken = {name: state.pop(name) for name in list(state) if name.startswith(starts)}
     same = source.origin.family in FAMILIES and FAMILIES[source.origin.family].prefix == family.prefix
     kept = {name: value.clone() for name, value in source.origin.kept.items()} if same else {}
     if not same:
@@ -223,10 +211,8 @@ def _take_head(
     if head is None:
         return MODEL, kept
     report.step("the masked LM head is left out")
-    kind = head_at(source, found[head], head)
-    ours = SHOWN_BY[kind.kind].removesuffix("out_proj.weight")
-    mine = f"{found[head]}.{head}."
-    state |= {ours + name.removeprefix(mine): value for name, value in taken.items() if name.startswith(mine)}
+    kind, mine = found[head].head, found[head].prefix
+    state |= {kind.prefix + name.removeprefix(mine): value for name, value in taken.items() if name.startswith(mine)}
     made = Names(family.classifier(kind))
     return kind, {name: value for name, value in kept.items() if made.ours(family.plain(name)) is None}
 
@@ -291,14 +277,6 @@ def save_hf(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) ->
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
-
-
-def head_at(source: SavedModel, place: str, name: str) -> Head:
-    """Return the kind of a head by its place (`classification_heads`, ...) and name in a RoBERTa."""
-    if place == "classification_heads":
-        ranks = source.task.get("_name") == RANKING and name == classifier_of(source.task)
-        return CHOICES if ranks else CLASSIFIER
-    return SPANS if place == "span_heads" else TOKENS
 
 
 def problem_of(source: SavedModel, classes: int) -> str | None:

@@ -47,11 +47,8 @@ NAMED = ("id2label", "label2id", "type_vocab_size")
 # What tells that a head is there, by the kind of its output.
 SHOWN_BY = {
     MASKED_LM.kind: "encoder.lm_head.dense.weight",
-    CLASSIFIER.kind: f"classification_heads.{heads.HEAD}.out_proj.weight",
-    SPANS.kind: f"span_heads.{heads.SPAN_HEAD}.out_proj.weight",
-    TOKENS.kind: f"token_heads.{heads.TOKEN_HEAD}.out_proj.weight",
+    **{head.kind: head.shown for head in (CLASSIFIER, SPANS, TOKENS, CHOICES)},
 }
-SHOWN_BY[CHOICES.kind] = SHOWN_BY[CLASSIFIER.kind]
 
 
 def read_huggingface(path: Path, config: Recorded) -> SavedModel:
@@ -75,7 +72,7 @@ def read_huggingface(path: Path, config: Recorded) -> SavedModel:
         ROBERTA,
         DEFAULTS | values,
         state,
-        _task(folder, len(state.get(SHOWN_BY[CLASSIFIER.kind], ()))),
+        _task(folder, len(state.get(CLASSIFIER.shown, ()))),
         kind=f"Hugging Face's {folder.family.name}",
         origin=Origin(
             family=folder.family.name,

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from relpos_fairseq.conversion.layouts import ENCODER
-from relpos_fairseq.heads import HEAD, SPAN_HEAD, TOKEN_HEAD
+from relpos_fairseq.heads import CLASSIFIER, SPANS, TOKENS
 
 _STANDS = {"#": r"(\d+)", "*": "(weight|bias)", "**": "(.+)"}
 
@@ -77,7 +77,7 @@ ENCODER_NAMES = {  # of any BERT
     f"{_THEIRS}.attention.self.key.*": f"{_OURS}.self_attn.k_proj.*",
     f"{_THEIRS}.attention.self.value.*": f"{_OURS}.self_attn.v_proj.*",
 }
-_SPANS = {"qa_outputs.*": f"span_heads.{SPAN_HEAD}.out_proj.*"}
+_SPANS = {"qa_outputs.*": f"{SPANS.prefix}out_proj.*"}
 _BERT_LM = {
     "cls.predictions.transform.dense.*": "encoder.lm_head.dense.*",
     "cls.predictions.transform.LayerNorm.*": "encoder.lm_head.layer_norm.*",
@@ -140,20 +140,11 @@ DISTILBERT = _SPANS | {
     "vocab_projector.weight": "encoder.lm_head.weight",
     "vocab_projector.bias": "encoder.lm_head.bias",
 }
-PRE_CLASSIFIER = {
-    "pre_classifier.*": f"classification_heads.{HEAD}.dense.*",
-    "classifier.*": f"classification_heads.{HEAD}.out_proj.*",
-}
+PRE_CLASSIFIER = {"pre_classifier.*": f"{CLASSIFIER.prefix}dense.*", "classifier.*": f"{CLASSIFIER.prefix}out_proj.*"}
 # A classifier of the pooler (BERT's, and everyone's of multiple choices), and one with a dense layer of its own.
-POOLED = {
-    "pooler.dense.*": f"classification_heads.{HEAD}.dense.*",
-    "classifier.*": f"classification_heads.{HEAD}.out_proj.*",
-}
-DENSE = {
-    "classifier.dense.*": f"classification_heads.{HEAD}.dense.*",
-    "classifier.out_proj.*": f"classification_heads.{HEAD}.out_proj.*",
-}
-TOKEN_CLASSIFIER = {"classifier.*": f"token_heads.{TOKEN_HEAD}.out_proj.*"}
+POOLED = {"pooler.dense.*": f"{CLASSIFIER.prefix}dense.*", "classifier.*": f"{CLASSIFIER.prefix}out_proj.*"}
+DENSE = {"classifier.dense.*": f"{CLASSIFIER.prefix}dense.*", "classifier.out_proj.*": f"{CLASSIFIER.prefix}out_proj.*"}
+TOKEN_CLASSIFIER = {"classifier.*": f"{TOKENS.prefix}out_proj.*"}
 # Copies of a tensor under a second name.
 COPIES = dict.fromkeys(("cls.predictions.decoder.bias", "lm_head.decoder.bias"), "encoder.lm_head.bias")
 POSITIONS = "embeddings.position_embeddings.weight"

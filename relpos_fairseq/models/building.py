@@ -10,6 +10,7 @@ import torch
 from fairseq.models.roberta import RobertaModel
 from torch import Tensor, nn
 
+from relpos_fairseq.heads import CLASSIFIER, SPANS, TOKENS
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
@@ -162,9 +163,8 @@ def outputs_of(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> dic
     more = {} if segments is None else {"segments": segments}
     features, _ = model(tokens, features_only=True, **more)
     found = {"features": features, "logits": model.encoder.lm_head(features)}
-    heads = [("classification", name, head) for name, head in model.classification_heads.items()]
-    for kind, own in (("spans", "span_heads"), ("tokens", "token_heads")):
-        heads += [(kind, name, head) for name, head in getattr(model, own, {}).items()]
+    places = [(head.kind, getattr(model, head.place, {})) for head in (CLASSIFIER, SPANS, TOKENS)]
+    heads = [(kind, name, head) for kind, named in places for name, head in named.items()]
     for kind, name, head in heads:
         found[kind if len(heads) == 1 else f"{kind} {name}"] = head(features)
     return found

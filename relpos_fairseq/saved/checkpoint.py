@@ -17,7 +17,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
-from relpos_fairseq.heads import HEAD, RANKING, classifier_of
+from relpos_fairseq.heads import HEAD, RANKING, SPANS, heads_in
 from relpos_fairseq.io.tensor_files import save
 
 CHECKPOINT = "model.pt"
@@ -113,23 +113,18 @@ def _known(config: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _task_of_heads(state: Mapping[str, Tensor], given: Mapping[str, Any], length: int) -> tuple[str, dict[str, Any]]:
     """Return the task that trains a RoBERTa's heads, and its options: the given ones, and what heads and length say."""
-    spans, trained = _heads(state, "span_heads"), classifier_of(dict(given))
-    if trained in _heads(state, "classification_heads"):
+    heads = heads_in(state, given)
+    for trained in filter(lambda one: one.trained, heads):
         if given["_name"] == RANKING:
-            return RANKING, {**given, "_name": RANKING, "ranking_head_name": trained, "max_positions": length}
-        classes = len(state[f"classification_heads.{trained}.out_proj.weight"])
-        made = {"regression_target": False, **given, "num_classes": classes, "max_positions": length}
+            return RANKING, {**given, "_name": RANKING, "ranking_head_name": trained.name, "max_positions": length}
+        made = {"regression_target": False, **given, "num_classes": trained.outputs, "max_positions": length}
         return "sentence_prediction", made | {"_name": "sentence_prediction"}
-    if spans:
+    if spans := [one.name for one in heads if one.head is SPANS]:
         name = "question_answering"
         own = _known(TASK_DATACLASS_REGISTRY[name], given) if given.get("_name") == name else {}
         made = {"span_head_name": spans[0], "tokens_per_sample": length, **own, "_name": name}
         return name, made | {"tokens_per_sample": min(made["tokens_per_sample"], length)}
     return "masked_lm", {"_name": "masked_lm", "tokens_per_sample": length}
-
-
-def _heads(state: Mapping[str, Tensor], kind: str) -> list[str]:
-    return sorted({key.split(".")[1] for key in state if key.startswith(f"{kind}.")})
 
 
 def write_checkpoint(

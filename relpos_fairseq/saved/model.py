@@ -26,6 +26,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_
 from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor, nn
 
+from relpos_fairseq.heads import OwnHead, heads_in
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.tensor_files import building
 from relpos_fairseq.plan import PositionPlan
@@ -217,6 +218,11 @@ class SavedModel:
     def plan(self) -> PositionPlan:
         """The positions of a relpos_roberta."""
         return plan_of(self.values)
+
+    @property
+    def heads(self) -> list[OwnHead]:
+        """The heads of a RoBERTa, but for the masked LM's."""
+        return heads_in(self.state, self.task)
 
     @property
     def rows(self) -> int:
