@@ -78,10 +78,9 @@ def resumable(checkpoints: Path) -> bool:
 
 def updates_of(checkpoint: Path) -> int:
     """Return the number of updates after which a checkpoint was written."""
-    from relpos_fairseq.io.tensor_files import read_checkpoint
+    from relpos_fairseq.saved.model import SavedModel
 
-    history = read_checkpoint(checkpoint, mapped=True).get("optimizer_history") or [{}]
-    return int(history[-1].get("num_updates", 0))
+    return SavedModel.read(checkpoint, mapped=True).updates
 
 
 def elapsed_and_processor() -> tuple[float, float]:

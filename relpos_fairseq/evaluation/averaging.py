@@ -10,10 +10,11 @@ import torch
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_path, check_outputs
 from relpos_fairseq.io.progress import progress
-from relpos_fairseq.io.tensor_files import check_finite, read_checkpoint, save
+from relpos_fairseq.io.tensor_files import check_finite, save
 from relpos_fairseq.plan import decode_text
+from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import provenance
-from relpos_fairseq.text.assets import copy_assets, find_assets, text_folders
+from relpos_fairseq.text.assets import copy_assets, text_folders
 
 EPOCH, UPDATE = re.compile(r"checkpoint(\d+)\.pt"), re.compile(r"checkpoint_\d+_(\d+)\.pt")
 SCHEME = "scheme_version"
@@ -63,10 +64,10 @@ def _too_few(folder: Path, number: int, found: int, is_last: bool) -> str:
 def write_average(paths: Sequence[Path], output: Path, ema: bool = False) -> None:
     """Write the mean of checkpoints as a checkpoint, with the text assets in its folder; `ema` as in `average`."""
     check_outputs({"--out": output}, {path.name: path for path in paths})
-    state = average(paths, ema)
-    text = find_assets(paths[0], None, state=state) if text_folders(paths[0].parent) else None
+    made = SavedModel(paths[0], average(paths, ema))
+    text = made.find_text(None) if text_folders(paths[0].parent) else None
     with atomic_path(output) as temporary:
-        save(state, temporary)
+        save(made.checkpoint, temporary)
     if text is not None:
         copy_assets(text, output.parent)
 
@@ -83,7 +84,7 @@ def load_state(path: Path, ema: bool = False) -> dict:
     """
     if not path.is_file():
         raise UserError(f"{path} is not a file")
-    state = read_checkpoint(path)
+    state = SavedModel.read(path).checkpoint
     if ema:
         extra = state.get("extra_state") or {}
         kept = (extra.pop("ema", None) or {}) | (extra.pop("ema_fp32_params", None) or {})  # the latter are exact

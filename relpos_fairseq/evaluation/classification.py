@@ -19,7 +19,7 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.lines import lines_of
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.preparation.glue import shorten
-from relpos_fairseq.text.assets import SymbolText, Text, find_assets, read_text
+from relpos_fairseq.text.assets import SymbolText, Text, read_text
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
 if TYPE_CHECKING:
@@ -210,8 +210,10 @@ def classify_lines(args: Any) -> None:
     quietly()
     typed = args.file is None and sys.stdin.isatty()
     lines, done = lines_of(args.file), 0
-    if args.data:
-        find_assets(args.checkpoint, args.data)
+    if args.data:  # whose text is read here, and not binarised data alone
+        from relpos_fairseq.saved.model import SavedModel
+
+        SavedModel.read(args.checkpoint, mapped=True).find_text(args.data)
     classifier = Classifier(args.checkpoint, args.data, args.cpu, args.quantization)
     with writer(args.out) as write, progress(description="classify", unit="lines") as bar:
         while chunk := list(islice(lines, 1 if typed else BUFFER)):

@@ -439,9 +439,9 @@ class DecodingCache:
 
 
 class _Generating(Common):
-    """Base class of models that generate: a model of GENERATING_KINDS named `model`."""
+    """Base class of models that generate: one of ours, of this registered name, is `model`."""
 
-    our_kind: str
+    our_name: str
     model: Any
     _supports_cache_class = False  # no Cache of transformers' own is made
     _is_stateful = True  # nor is it cut: transformers then refuses contrastive and assisted search
@@ -454,7 +454,7 @@ class _Generating(Common):
                 config.vocab_size if joined else getattr(config, "source_rows", config.vocab_size),
                 config.vocab_size,
             )
-            self.model = build_generating(self.our_kind, config.values, rows)
+            self.model = build_generating(self.our_name, config.values, rows)
         self.built()
 
     @classmethod
@@ -588,7 +588,7 @@ class _Encoder:
 
 class RelPosForSeq2SeqLM(_Generating, GenerationMixin):
     config_class = RelPosTranslationConfig
-    our_kind = "translation"
+    our_name = "relpos_transformer"
     _keys_to_ignore_on_load_missing = ["model.encoder.version", "model.decoder.version"]
 
     def get_encoder(self, *unused, **without) -> _Encoder:
@@ -682,7 +682,7 @@ class RelPosForSeq2SeqLM(_Generating, GenerationMixin):
 
 class RelPosForCausalLM(_Generating, GenerationMixin):
     config_class = RelPosLanguageConfig
-    our_kind = "language_modeling"
+    our_name = "relpos_transformer_lm"
     _keys_to_ignore_on_load_missing = ["model.decoder.version"]
 
     def forward(
@@ -780,7 +780,7 @@ class RelPosWithMemoryForCausalLM(RelPosForCausalLM, GenerationMixin):
     """A language model with memory: segments of the trained length, each after those before."""
 
     config_class = RelPosMemoryConfig
-    our_kind = "segment_language_modeling"
+    our_name = "relpos_transformer_xl"
 
     def caches(self, use_cache: bool | None, labels: Tensor | None) -> bool:
         """Tell whether a cache is returned: as the argument says, since it takes no padding on the right."""

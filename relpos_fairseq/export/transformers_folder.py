@@ -48,11 +48,8 @@ from relpos_fairseq.inference.translator import Search
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, sha256_of
 from relpos_fairseq.io.progress import doing
-from relpos_fairseq.io.tensor_files import check_finite, read_checkpoint
+from relpos_fairseq.io.tensor_files import check_finite
 from relpos_fairseq.models.building import shared_names
-from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
-from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
-from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.saved.checkpoint import plain_task
 from relpos_fairseq.saved.model import LANGUAGES, SavedModel
 from relpos_fairseq.text.assets import TEXT_FOLDER, asset_files_of, copy_assets, label_names, read_text
@@ -62,11 +59,7 @@ from relpos_fairseq.text.transformers_files import tried_ids
 SHORT = 11  # tokens of a random input
 
 AROUND = {"translation": ([], [EOS]), "denoising": ([BOS], [EOS]), "language model": ([EOS], [])}  # a text's words
-CLASSES = {
-    RelPosTransformerModel: RelPosForSeq2SeqLM,
-    RelPosTransformerLanguageModel: RelPosForCausalLM,
-    RelPosTransformerXLModel: RelPosWithMemoryForCausalLM,
-}
+CLASSES = {kind.our_name: kind for kind in (RelPosForSeq2SeqLM, RelPosForCausalLM, RelPosWithMemoryForCausalLM)}
 
 
 @dataclass(frozen=True)
@@ -253,9 +246,7 @@ def card_of(done: Exported, checkpoint: Path, source: SavedModel) -> dict[str, o
 
 def generates(checkpoint: Path) -> bool:
     """Tell whether a checkpoint holds a translation or language model, not a RoBERTa."""
-    if not checkpoint.is_file():
-        return False
-    return any(n.startswith("decoder.positions.") for n in read_checkpoint(checkpoint, mapped=True)["model"])
+    return checkpoint.is_file() and SavedModel.read(checkpoint, mapped=True).generates
 
 
 def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exported:
@@ -274,9 +265,7 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
     opened = SavedModel.open(checkpoint)
     options, saved = copy.deepcopy(opened.checkpoint["cfg"]), opened.options
     model, _ = opened.build_anyway(data)
-    kind = next((kind for own, kind in CLASSES.items() if isinstance(model, own)), None)
-    if kind is None:
-        raise UserError(f"{checkpoint} holds a {type(model).__name__}: give a translation or language model")
+    kind = CLASSES[opened.name]
     if getattr(getattr(model, "encoder", None), "skips_end", False):
         raise UserError(
             f"{checkpoint}: its encoder skips </s>, and transformers' decoder would not: use "

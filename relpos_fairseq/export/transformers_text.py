@@ -17,7 +17,7 @@ from relpos_fairseq.io.files import write_json, write_text
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.text import MASK
 from relpos_fairseq.text.assets import DATA_PARTS, TEXT_FOLDER, TokenizerText, read_text
-from relpos_fairseq.text.dictionary import EOS, SPECIAL, UNK, read_dictionary
+from relpos_fairseq.text.dictionary import EOS, UNK, symbols_of_rows
 from relpos_fairseq.text.folders import SETTINGS, TOKENIZER_JSON
 from relpos_fairseq.text.transformers_files import TRIED, transformers_files
 
@@ -36,15 +36,7 @@ def symbols_of(text: Path, rows: int, language: str | None = None) -> list[str]:
     path = next((text / p / name for p in DATA_PARTS[:2] if (text / p / name).is_file()), None)
     if path is None:
         raise UserError(f"{text} has no {name}: name the model's data folder with --data")
-    symbols = [*SPECIAL, *read_dictionary(path)]
-    if rows == len(symbols) + 1 and MASK not in symbols:  # tasks that mask add it
-        symbols.append(MASK)
-    if len(symbols) != rows:
-        raise UserError(
-            f"{path} makes {len(symbols)} rows, and the model has {rows}: it is another model's; "
-            f"name its own data folder with --data"
-        )
-    return symbols
+    return symbols_of_rows(path, rows)
 
 
 def _masks(sides: list[list[str]]) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.formats.exported import CONFIGS, read_exported
+from relpos_fairseq.formats.exported import TYPES, read_exported
 from relpos_fairseq.formats.fairseq import from_checkpoint, read_file
 from relpos_fairseq.formats.huggingface_folder import FAMILIES
 from relpos_fairseq.formats.huggingface_import import read_huggingface
@@ -20,7 +20,6 @@ from relpos_fairseq.formats.vocabulary import symbols_of
 from relpos_fairseq.heads import CLASSIFIER
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text.assets import asset_files_of, label_names, text_folders
-from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
 
 def read(path: Path, data: Path | None = None, length: int | None = None) -> SavedModel:
@@ -102,7 +101,7 @@ def _is_fairseq(path: Path, content: Content) -> bool:
 FORMATS = (
     Format(f"{', '.join(FAMILIES)} of transformers", _says(*FAMILIES), read_huggingface),
     Format(f"{MARIAN} of transformers", _says(MARIAN), read_marian, ("max_positions",)),
-    Format("folders of `relpos export transformers`", _says(*CONFIGS), read_exported),
+    Format("folders of `relpos export transformers`", _says(*TYPES), read_exported),
     Format("RoBERTas of fairseq's and ours", _is_fairseq, from_checkpoint),
     Format("checkpoints of OpenNMT-py", _is_opennmt, read_opennmt, ("max_positions",)),
     Format(
@@ -136,12 +135,7 @@ def _find_text(saved: SavedModel, data: Path | None) -> None:
     elif saved.path.is_file() and text_folders(saved.path.parent):
         data = saved.find_text(None)
         saved.files = asset_files_of(data)
-    rows = len(symbols_of(saved.files)) or saved.rows
-    if rows != saved.rows:
-        place = saved.files[DICTIONARY]
-        raise ConversionError(
-            f"{place} makes {rows} rows, and the model has {saved.rows}: name the folder of its data with --data"
-        )
+    symbols_of(saved.files, saved.rows)
     classifier = next((one for one in saved.heads if one.trained and one.head is CLASSIFIER), None)
     if not saved.origin.labels and classifier and not saved.task.get("regression_target"):
         saved.origin.labels = label_names(data or saved.path.parent, classifier.outputs)

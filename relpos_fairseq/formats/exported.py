@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.formats.fairseq import check
@@ -16,27 +18,19 @@ from relpos_fairseq.formats.transformers_folder import AS_TIED, ledger_of, read_
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, RANKING, SPANS, head_of, is_regression, problem_named
 from relpos_fairseq.models import building
 from relpos_fairseq.models.building import EMBEDDING, run_ours
-from relpos_fairseq.models.configs import RelPosRobertaConfig
-from relpos_fairseq.saved.checkpoint import ROBERTA
+from relpos_fairseq.saved.checkpoint import OURS, ROBERTA
 from relpos_fairseq.saved.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.saved.model import Origin, SavedModel
 from relpos_fairseq.text.assets import asset_files_of
-from relpos_fairseq.text.dictionary import SPECIAL
+from relpos_fairseq.text.dictionary import FILE as DICTIONARY
+from relpos_fairseq.text.dictionary import symbols_of_rows
 
-ROBERTA_TYPE = "relpos_roberta"  # model_type
+ROBERTA_TYPE = OURS[ROBERTA].exported
 ROBERTA_PREFIX = "roberta."
 TIED = "encoder.lm_head.weight"
-# model_type to the kind of model.
-GENERATING_TYPES = {
-    "relpos_translation": "translation",
-    "relpos_language_model": "language_modeling",
-    "relpos_memory_language_model": "segment_language_modeling",
-}
+TYPES = {one.exported: one for one in OURS.values()}  # by model_type
 GENERATING_PREFIX = "model."
 TEXT_FOLDER = "text"
-CONFIGS = {name: building.GENERATING_KINDS[kind][2] for name, kind in GENERATING_TYPES.items()} | {
-    ROBERTA_TYPE: RelPosRobertaConfig
-}
 
 
 def _read_roberta(folder: Path, config: Recorded) -> SavedModel:
@@ -88,7 +82,7 @@ def _ledger(folder: Path, config: Recorded, weights: State) -> Ledger:
     """Return what became of an exported folder, whose tensors are all read."""
     ledger = ledger_of(folder, config, weights, {"other keys say it": _REPEATED})
     ledger.mark("tensors", USED, weights)
-    known = {part.name for part in fields(CONFIGS[config["model_type"]])}
+    known = {part.name for part in fields(MODEL_DATACLASS_REGISTRY[TYPES[config["model_type"]].name])}
     for name, value in config["values"].items():
         if name not in known:
             ledger.add("keys", f"values.{name}", value)
@@ -137,10 +131,10 @@ def _exported_task(config: dict[str, Any], state: State, folder: Path) -> dict[s
 
 
 def _read_generating(folder: Path, config: Recorded) -> SavedModel:
-    kind, values = GENERATING_TYPES[config["model_type"]], config["values"]
+    ours, values = TYPES[config["model_type"]], config["values"]
     rows = (config.get("source_rows") or config["vocab_size"], config["vocab_size"])
     weights = read_weights(folder)
-    model = building.build_generating(kind, values, rows)
+    model = building.build_generating(ours.name, values, rows)
     own, shared = model.state_dict(), building.shared_names(model)
     unknown = [n for n in weights if n.removeprefix(GENERATING_PREFIX) not in own or GENERATING_PREFIX not in n]
     state = {name.removeprefix(GENERATING_PREFIX): value for name, value in weights.items()}
@@ -150,16 +144,19 @@ def _read_generating(folder: Path, config: Recorded) -> SavedModel:
     state |= {name: value for name, value in own.items() if name.endswith("version")}
     text = folder / TEXT_FOLDER
     files = {path.relative_to(folder).as_posix(): path for path in sorted(text.rglob("*")) if path.is_file()}
-    _check_rows(files, rows)
-    name = building.GENERATING_KINDS[kind][1]
+    task = _generating_task(config, ours.task)
+    sides = ("source_lang", "target_lang")
+    own = {f"dict.{task.get(side)}.txt": count for side, count in zip(sides, rows, strict=True)} | {DICTIONARY: rows[1]}
+    for path in filter(lambda path: path.name in own, files.values()):
+        symbols_of_rows(path, own[path.name])
     saved = SavedModel.of(
         folder,
-        name,
+        ours.name,
         values,
         state,
-        _generating_task(config, kind),
+        task,
         kind="transformers, exported by relpos",
-        library=f"the folder's own config under {name}",
+        library=f"the folder's own config under {ours.name}",
         files=files,
         ledger=_ledger(folder, config, weights),
         notes=[] if files else [f"no {text}: the result has no dictionary"],
@@ -168,24 +165,11 @@ def _read_generating(folder: Path, config: Recorded) -> SavedModel:
     return saved
 
 
-def _check_rows(files: dict[str, Path], rows: tuple[int, int]) -> None:
-    """Check that every dict.*.txt among `files` has as many symbols as the model has rows.
-
-    Raises:
-        ConversionError: one belongs to another model.
-    """
-    for name, path in files.items():
-        if Path(name).name.startswith("dict."):
-            count = len(path.read_text(encoding="utf-8").removesuffix("\n").split("\n")) + len(SPECIAL)
-            if count not in rows:
-                raise ConversionError(f"{path} makes {count} rows, the model has {rows}")
-
-
-def _generating_task(config: Recorded, kind: str) -> dict[str, Any]:
+def _generating_task(config: Recorded, task: str) -> dict[str, Any]:
     """Return options of the task, with the lengths that the model was built for."""
     limits = ("max_source_positions", "max_target_positions", "tokens_per_sample")
     known = {name: config["values"][name] for name in limits if isinstance(config["values"].get(name), int)}
-    return {"_name": kind} | known | dict(config.get("task") or {})
+    return {"_name": task} | known | dict(config.get("task") or {})
 
 
 def read_exported(folder: Path, config: Recorded) -> SavedModel:

@@ -40,6 +40,7 @@ from relpos_fairseq.schemes import named_elsewhere
 ACTIVATIONS = ("relu", "gelu", "gelu_accurate", "swish", "tanh")  # fairseq's names
 EPSILON = 1e-5  # of fairseq's layer norms
 END = 2
+NAME = "relpos_transformer"  # of the model that they become
 ABSOLUTE = named_elsewhere("transformers")["absolute"]
 RELATIVE = named_elsewhere("OpenNMT-py")["max_relative_positions"]
 SIDES = ("encoder", "decoder")
@@ -144,7 +145,7 @@ def import_weights(
         steps.append("the encoder takes </s> for padding, since no source had one")
     rows = (len(model.source.rows), len(model.target.rows))
     state = {name: value.float().contiguous() for name, value in state.items()}
-    ours = build_generating("translation", values, rows).state_dict()
+    ours = build_generating(NAME, values, rows).state_dict()
     state |= {name: value for name, value in ours.items() if name.endswith("version")}
     missing = {name: value for name, value in ours.items() if name not in state}
     there = {re.sub(r"\d+", "#", name) for name in state}  # a bias may be absent, of every layer
@@ -156,7 +157,7 @@ def import_weights(
     task |= {name: values[name] for name in ("max_source_positions", "max_target_positions")}
     return SavedModel.of(
         model.path,
-        "relpos_transformer",
+        NAME,
         values,
         state,
         task,

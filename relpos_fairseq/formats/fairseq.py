@@ -18,7 +18,7 @@ from relpos_fairseq.models.building import build_fairseq_roberta, outputs_of, ru
 from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.plan import decode_text
 from relpos_fairseq.saved.checkpoint import ROBERTA
-from relpos_fairseq.saved.identity import DEFAULTS, POSITION_FIELDS, saved_options
+from relpos_fairseq.saved.identity import DEFAULTS, POSITION_FIELDS
 from relpos_fairseq.saved.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.saved.model import Origin, SavedModel
 from relpos_fairseq.schemes import named_elsewhere
@@ -54,11 +54,11 @@ def from_checkpoint(path: Path, checkpoint: dict[str, Any]) -> SavedModel:
         ConversionError: another model, or options that contradict its tensors.
     """
     with building(path):
-        return _source_of(check_checkpoint(checkpoint, path, ConversionError), path)
+        return _as_ours(SavedModel(path, check_checkpoint(checkpoint, path, ConversionError)))
 
 
-def _source_of(checkpoint: dict[str, Any], path: Path) -> SavedModel:
-    tensors, options = checkpoint["model"], Recorded(options_of(checkpoint, path))
+def _as_ours(read: SavedModel) -> SavedModel:
+    path, checkpoint, tensors, options = read.path, read.checkpoint, read.state, Recorded(read.options.model)
     ours = layouts.VERSION in tensors
     if not ours and not any(".sentence_encoder.layers." in key for key in tensors):
         name = options.get("_name") or options.get("arch")
@@ -69,7 +69,7 @@ def _source_of(checkpoint: dict[str, Any], path: Path) -> SavedModel:
     if ours:
         values |= {name: str(options[name]) for name in POSITION_FIELDS if name in options}
         values["no_layernorm_embedding"] = bool(options.get("no_layernorm_embedding", False))
-        values["max_positions"] = _length(options, checkpoint, path)
+        values["max_positions"] = _length(options, read.task, path)
     else:
         if not options.get("encoder_learned_pos", True):
             raise ConversionError(f"{path}: its positions are not learned, as RoBERTa's are")
@@ -83,7 +83,7 @@ def _source_of(checkpoint: dict[str, Any], path: Path) -> SavedModel:
         ROBERTA,
         values,
         state,
-        saved_options(checkpoint).task,
+        read.task,
         kind=ROBERTA if ours else "fairseq's roberta",
         origin=origin,
         library=ROBERTA if ours else "fairseq's RobertaModel",
@@ -125,23 +125,10 @@ def _ledger(tensors: State, options: Recorded, path: Path, extra: dict[str, Any]
     return ledger
 
 
-def options_of(checkpoint: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return a checkpoint's model options, of today's fairseq or an old one.
-
-    Raises:
-        ConversionError: it has none.
-    """
-    saved = saved_options(checkpoint)
-    if saved is None:
-        raise ConversionError(f"{path} has neither cfg nor args: it is no fairseq checkpoint")
-    return saved.model
-
-
-def _length(options: dict[str, Any], checkpoint: dict[str, Any], path: Path) -> int:
+def _length(options: dict[str, Any], task: dict[str, Any], path: Path) -> int:
     """Return the positions that a relpos_roberta was built for: its own option, else its task's sample length."""
     length = options.get("max_positions")
     if not isinstance(length, int):
-        task = saved_options(checkpoint).task
         length = task.get("tokens_per_sample") or task.get("max_positions")
     if not isinstance(length, int):
         raise ConversionError(f"{path} does not say how many positions it has (max_positions)")

@@ -382,7 +382,7 @@ def check_written(
     names = [name for _, name in sorted((int(n), name) for n, name in config.get("id2label", {}).items())]
     names = names if head in (CLASSIFIER, TOKENS) else None
     problem = heads.problem_of(config.get("problem_type"), len(names or ()))
-    number_of = {symbol: n for symbol, n in zip(symbols_of(source.files), numbers, strict=False) if n >= 0}
+    number_of = {symbol: n for symbol, n in zip(symbols_of(source.files, source.rows), numbers, strict=False) if n >= 0}
     place = tokenizer_place(source.files)
     text = own if trust else TokenizerText(place) if place and (folder / SETTINGS).is_file() else None
     longest = text.tokenizer.longest(longest) if isinstance(text, TokenizerText) else longest

@@ -113,9 +113,7 @@ def _plan_of_side(
     checkpoint: dict[str, Any], path: str, side: str, sides: tuple[str, ...], shape: AttentionShape
 ) -> PositionPlan:
     """Resolve the positions that a checkpoint's encoder or decoder was trained with."""
-    from relpos_fairseq.formats.fairseq import options_of
-
-    options = options_of(checkpoint, Path(path))
+    options = SavedModel(Path(path), checkpoint).options.model
     names = [part.name for part in fields(PositionConfig)]
     given = {name: str(options[name]) for name in names if options.get(name) is not None}
     both = len(sides) == 2

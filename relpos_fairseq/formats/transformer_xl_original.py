@@ -34,6 +34,7 @@ from relpos_fairseq.formats.pickles import UnknownObject, safe_unpickle, tensors
 from relpos_fairseq.formats.vocabulary import NEVER, Vocabulary, order_words, take_rows
 from relpos_fairseq.models.building import build_generating, load_tensors
 from relpos_fairseq.models.memory_positions import KINDS
+from relpos_fairseq.saved.checkpoint import OURS
 from relpos_fairseq.saved.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.schemes import named_elsewhere
@@ -41,7 +42,7 @@ from relpos_fairseq.text.dictionary import SPECIAL
 
 MARKS = (b"word_emb", b"emb_layers", b"dec_attn")  # names in a pickle of either kind
 HEAD = 1 << 22  # bytes that hold names; numbers follow them
-KIND = "segment_language_modeling"
+NAME = "relpos_transformer_xl"  # of the model that it becomes
 BUFFERS = ("version", "_float_tensor")
 CACHE, TEXT = "cache.pt", "vocab.txt"
 _WHOLE = "give the whole module, as its train.py saves it"
@@ -142,16 +143,16 @@ def read_original_xl(path: Path, _: dict[str, Any], data: Path | None) -> SavedM
     original = _read_model(path)
     vocabulary = read_vocabulary(data or path.parent, original.types)
     values, rows = xl_values(original, vocabulary), (len(vocabulary.rows),) * 2
-    model = build_generating(KIND, values, rows)
+    model = build_generating(NAME, values, rows)
     state = {name: part for name, part in model.state_dict().items() if name.endswith(BUFFERS)}
     load_tensors(model, state | xl_state(original, vocabulary), original.state["layers.0.dec_attn.o_net.weight"].dtype)
     loss = "adaptive_loss" if values.get("adaptive_input") else "cross_entropy"
     made = SavedModel.of(
         path,
-        "relpos_transformer_xl",
+        NAME,
         values,
         model.state_dict(),
-        {"_name": KIND, "tokens_per_sample": values["tokens_per_sample"]},
+        {"_name": OURS[NAME].task, "tokens_per_sample": values["tokens_per_sample"]},
         kind="released Transformer-XL",
         outputs=never_run(
             "relpos runs no code of Transformer-XL's original repository; evaluate the result on its data"

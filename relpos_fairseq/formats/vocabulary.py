@@ -20,7 +20,7 @@ from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.text import MASK, SPECIAL, load_tokenizer
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
-from relpos_fairseq.text.dictionary import is_symbol, read_dictionary
+from relpos_fairseq.text.dictionary import is_symbol, read_dictionary, symbols_of_rows
 from relpos_fairseq.text.folders import SETTINGS, class_of, holds_tokenizer, tokenizer_paths
 from relpos_fairseq.text.tokenizer import Pairs
 from relpos_fairseq.text.transformers_files import transformers_files
@@ -74,9 +74,9 @@ class Vocabulary:
         return "".join(f"{symbol} 1\n" for symbol in self.symbols)
 
 
-def symbols_of(files: Mapping[str, Path]) -> list[str]:
+def symbols_of(files: Mapping[str, Path], rows: int) -> list[str]:
     """Return the symbols of our rows from the dictionary among a checkpoint's files; none without one."""
-    return [*SPECIAL, *read_dictionary(files[DICTIONARY]), MASK] if DICTIONARY in files else []
+    return symbols_of_rows(files[DICTIONARY], rows) if DICTIONARY in files else []
 
 
 def tokenizer_place(files: Mapping[str, Path]) -> Path | None:
@@ -181,15 +181,9 @@ def of_checkpoint(
     rows = known or list(range(size))
     if dictionary is None or place is None or not holds_tokenizer(place):
         return Vocabulary([], rows)
-    symbols = read_dictionary(dictionary)
-    ours = [*SPECIAL, *symbols, MASK]
-    if len(ours) != size:
-        raise ConversionError(
-            f"{dictionary} has {len(symbols)} symbols, and the model {size} rows where "
-            f"{len(ours)} are needed: it belongs to another model"
-        )
+    ours = symbols_of(files, size)
     tokenizer = load_tokenizer(place)
-    tokenizer.check_dictionary(set(symbols), str(dictionary))
+    tokenizer.check_dictionary(set(ours), str(dictionary))
     numbers = tokenizer.numbers
     theirs = not tokenizer.ids_as_symbols and all(name in numbers for name in SPECIAL)
     if known is None and theirs:
@@ -201,7 +195,7 @@ def of_checkpoint(
         separators = tokenizer.pairs.separators
     made = transformers_files(tokenizer, given, separators, segments, longest)
     kept = {name: path for name, path in files.items() if theirs and name not in (DICTIONARY, *made)}
-    return Vocabulary(symbols, rows, kept, made)
+    return Vocabulary(read_dictionary(dictionary), rows, kept, made)
 
 
 def _without_files(config: dict[str, Any], notes: list[str]) -> Vocabulary:

@@ -7,16 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
 from torch import Tensor, nn
 
 from relpos_fairseq.heads import CLASSIFIER, SPANS, TOKENS
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-from relpos_fairseq.models.relpos_transformer import RelPosTransformerConfig, RelPosTransformerModel
-from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
-from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.saved.model import SavedModel, count_rows
 
 State = dict[str, Tensor]
@@ -91,24 +88,15 @@ def load_tensors(model: nn.Module, state: State, dtype: torch.dtype) -> nn.Modul
     return model.eval()
 
 
-# By kind, the name of the task that trains it: the model, its name and config.
-GENERATING_KINDS = {
-    "translation": (RelPosTransformerModel, "relpos_transformer", RelPosTransformerConfig),
-    "language_modeling": (RelPosTransformerLanguageModel, "relpos_transformer_lm", RelPosTransformerLMConfig),
-    "segment_language_modeling": (RelPosTransformerXLModel, "relpos_transformer_xl", RelPosTransformerXLConfig),
-}
-
-
-def build_generating(kind: str, values: dict[str, Any], rows: tuple[int, int]) -> nn.Module:
-    """Build a model of GENERATING_KINDS, untrained; config values that are not named have their defaults."""
-    model, _, base = GENERATING_KINDS[kind]
-    config = base()
-    for name, value in values.items():
-        setattr(config, name, value)
+def build_generating(name: str, values: dict[str, Any], rows: tuple[int, int]) -> nn.Module:
+    """Build an untrained model that generates, by its registered name; values of its config or their defaults."""
+    config = MODEL_DATACLASS_REGISTRY[name]()
+    for option, value in values.items():
+        setattr(config, option, value)
     target = Rows(rows[1])
     source = target if rows[0] == rows[1] else Rows(rows[0])
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target, carries_memory=True)
-    return model.build_model(config, task)
+    return MODEL_REGISTRY[name].build_model(config, task)
 
 
 def shared_names(model: nn.Module) -> dict[str, str]:
@@ -145,9 +133,8 @@ def build_alone(saved: SavedModel, dtype: torch.dtype | None = None) -> nn.Modul
     values, state = saved.values, saved.state
     if saved.is_encoder:
         return build_roberta(values, state)
-    kind = next(kind for kind, row in GENERATING_KINDS.items() if row[1] == saved.name)
     rows = [*count_rows(state).values()]
-    return load_tensors(build_generating(kind, values, (rows[0], rows[-1])), state, dtype or torch.float32)
+    return load_tensors(build_generating(saved.name, values, (rows[0], rows[-1])), state, dtype or torch.float32)
 
 
 @torch.no_grad()

@@ -22,12 +22,36 @@ from relpos_fairseq.io.tensor_files import save
 
 CHECKPOINT = "model.pt"
 ROBERTA = "relpos_roberta"
-# Of each model the task and the criterion that train it, and the class that fairseq names in its history.
-TRAINED_BY = {
-    ROBERTA: ("masked_lm", "masked_lm", "MaskedLmLoss"),
-    "relpos_transformer": ("translation", "label_smoothed_cross_entropy", "CrossEntropyCriterion"),
-    "relpos_transformer_lm": ("language_modeling", "cross_entropy", "CrossEntropyCriterion"),
-    "relpos_transformer_xl": ("segment_language_modeling", "cross_entropy", "CrossEntropyCriterion"),
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A model of ours."""
+
+    name: str  # as it is registered
+    task: str  # that trains it
+    criterion: str
+    history: str  # the class of its criterion, as fairseq names it
+    exported: str  # model_type of its folders of `relpos export transformers`
+
+
+OURS = {
+    one.name: one
+    for one in (
+        OwnModel(ROBERTA, "masked_lm", "masked_lm", "MaskedLmLoss", "relpos_roberta"),
+        OwnModel(
+            *("relpos_transformer", "translation", "label_smoothed_cross_entropy", "CrossEntropyCriterion"),
+            "relpos_translation",
+        ),
+        OwnModel(
+            *("relpos_transformer_lm", "language_modeling", "cross_entropy", "CrossEntropyCriterion"),
+            "relpos_language_model",
+        ),
+        OwnModel(
+            *("relpos_transformer_xl", "segment_language_modeling", "cross_entropy", "CrossEntropyCriterion"),
+            "relpos_memory_language_model",
+        ),
+    )
 }
 # What the criterion of a task that trains a head says too.
 OF_CRITERION = {
@@ -70,13 +94,14 @@ def checkpoint_of(
     question_answering where the model has a span head, and else masked_lm.
 
     Args:
-        name: the model's, as it is registered: a key of TRAINED_BY.
+        name: the model's, as it is registered: a key of OURS.
         values: values of its config.
         state: its tensors by name.
         task: options of the task that it was trained on, `_name` among them, as far as they are known.
         criterion: options of its criterion, as far as they are known.
     """
-    trains, loss, history = TRAINED_BY[name]
+    ours = OURS[name]
+    trains, loss = ours.task, ours.criterion
     if name == ROBERTA:
         trains, task = _task_of_heads(state, task, int(values["max_positions"]))
     own = SentenceRankingConfig if trains == RANKING else TASK_DATACLASS_REGISTRY[trains]
@@ -91,7 +116,7 @@ def checkpoint_of(
         OmegaConf.set_struct(cfg, False)
         cfg.model = OmegaConf.merge(model(), _known(model, values) | {"_name": name})
         cfg.task, cfg.criterion = said, {"_name": loss, **criterion}
-    begun = {"criterion_name": history, "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
+    begun = {"criterion_name": ours.history, "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
     return {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),

@@ -1,5 +1,6 @@
 """A model that is on disk, in memory: checkpoints are opened here, other files and folders in `formats/`.
 
+    saved = SavedModel.read(path)                       # a checkpoint that is whole, and whose it is
     saved = SavedModel.open(path)                       # refuses models and tasks of strangers
     saved.require("relpos translate")                   # and those that another command runs
     folder = saved.find_text(data)                      # of its dictionaries and subwords
@@ -28,13 +29,13 @@ from torch import Tensor, nn
 
 from relpos_fairseq.heads import OwnHead, heads_in
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.tensor_files import building
+from relpos_fairseq.io.tensor_files import building, read_checkpoint
 from relpos_fairseq.plan import PositionPlan
-from relpos_fairseq.saved.checkpoint import ROBERTA
+from relpos_fairseq.saved.checkpoint import OURS, ROBERTA
 from relpos_fairseq.saved.identity import SavedOptions, plan_of, saved_options, tell_replaced
 from relpos_fairseq.saved.ledger import Ledger
 from relpos_fairseq.text import provenance
-from relpos_fairseq.text.assets import find_assets
+from relpos_fairseq.text.assets import check_text, find_assets
 from relpos_fairseq.text.dictionary import MASK, NSPECIAL
 
 PACKAGE = "relpos_fairseq."
@@ -152,6 +153,15 @@ class SavedModel:
     takes: tuple[str, ...] = ()
 
     @classmethod
+    def read(cls, path: Path | str, mapped: bool = False) -> SavedModel:
+        """Read a checkpoint of anyone's, of which nothing will be built; `mapped` tensors stay where they lie.
+
+        Raises:
+            UserError: it is no checkpoint of fairseq's, or not whole.
+        """
+        return cls(Path(path), read_checkpoint(path, mapped=mapped))
+
+    @classmethod
     def open(cls, path: Path | str, overrides: Mapping[str, Any] = {}) -> SavedModel:
         """Read a checkpoint.
 
@@ -186,13 +196,21 @@ class SavedModel:
 
     @cached_property
     def options(self) -> SavedOptions:
-        """What it says of its model and its task."""
-        return saved_options(self.checkpoint)
+        """What it says of its model and its task.
+
+        Raises:
+            UserError: it says nothing.
+        """
+        if (found := saved_options(self.checkpoint)) is None:
+            raise UserError(f"{self.path} has neither cfg nor args: it is no checkpoint of fairseq-train")
+        return found
 
     @property
     def name(self) -> str | None:
-        """Its model, as it is registered; its architecture may be one of that model's sizes."""
-        return ARCH_MODEL_NAME_REGISTRY.get(self.options.model_name, self.options.model_name)
+        """Its model, as it is registered; of ours the one of OURS, whose sizes are registered in its file."""
+        name = ARCH_MODEL_NAME_REGISTRY.get(self.options.model_name, self.options.model_name)
+        ours = {MODEL_REGISTRY[one].__module__: one for one in OURS}
+        return ours.get(MODEL_REGISTRY.get(name, object).__module__, name)
 
     @property
     def is_encoder(self) -> bool:
@@ -251,7 +269,22 @@ class SavedModel:
         Raises:
             UserError: there is none, or it is of another training.
         """
-        return find_assets(self.path, data, self.options.data, self.checkpoint)
+        return find_assets(self.path, data, self.options.data, provenance.read(self.checkpoint))
+
+    def check_text(self, data: Path) -> None:
+        """Raise a UserError for a data folder whose text is not read as in its training, if that is known."""
+        check_text(self.path, data, provenance.read(self.checkpoint))
+
+    @property
+    def generates(self) -> bool:
+        """Whether it is a translation or language model of ours."""
+        return any(name.startswith("decoder.positions.") for name in self.state)
+
+    @property
+    def updates(self) -> int:
+        """The updates after which it was written."""
+        history = self.checkpoint.get("optimizer_history") or [{}]
+        return int(history[-1].get("num_updates", 0))
 
     def build(self, overrides: Mapping[str, Any] = {}) -> tuple[Any, Any, Any]:
         """Return its model in evaluation mode, its config and its task; `overrides` are of where its data lie."""

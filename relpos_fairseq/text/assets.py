@@ -425,7 +425,7 @@ def holds(place: Path, files: Mapping[str, Path]) -> bool:
 
 
 def find_assets(
-    checkpoint: Path, data: Path | None, trained_on: str = "", state: Mapping[str, Any] | None = None
+    checkpoint: Path, data: Path | None, trained_on: str = "", kept: Mapping[str, Mapping[str, str]] = {}
 ) -> Path:
     """Return the folder of a checkpoint's dictionaries and subwords.
 
@@ -433,14 +433,13 @@ def find_assets(
         checkpoint: the model's file.
         data: the data folder that the user names; None: what lies beside the checkpoint.
         trained_on: the data folder that the checkpoint names, for the error.
-        state: the loaded checkpoint, whose hashes are compared; None: the file's are read.
+        kept: the hashes that it keeps of the text of its training.
 
     Raises:
         UserError: there is none, or it is of another training.
     """
     places = [data] if data else [*text_folders(checkpoint.parent), checkpoint.parent]
     places = [place for place in places if any(any((place / part).glob("dict*.txt")) for part in DATA_PARTS[:2])]
-    kept = provenance.read(state) if state is not None else _hashes_of(checkpoint) if places else {}
     differing = [provenance.differing(kept, asset_files(place)) for place in places]
     if [] in differing:
         return places[differing.index([])]
@@ -469,18 +468,7 @@ def another(checkpoint: Path, differing: Sequence[str], place: Path) -> UserErro
     )
 
 
-def check_text(checkpoint: Path, data: Path) -> None:
+def check_text(checkpoint: Path, data: Path, kept: Mapping[str, Mapping[str, str]]) -> None:
     """Raise a UserError for a data folder whose text is not read as in a checkpoint's training, if that is known."""
-    if differing := provenance.differing(_hashes_of(checkpoint), asset_files(data)):
+    if differing := provenance.differing(kept, asset_files(data)):
         raise another(checkpoint, differing, data)
-
-
-def _hashes_of(checkpoint: Path) -> dict[str, dict[str, str]]:
-    """Return the hashes that a checkpoint keeps, without reading its tensors; none if it does not load."""
-    from relpos_fairseq.io.tensor_files import load
-
-    try:
-        state = load(checkpoint, mapped=True)
-    except (UserError, OSError):  # an older format, a folder, or no checkpoint: the error is raised where it is loaded
-        return {}
-    return provenance.read(state) if isinstance(state, Mapping) else {}

@@ -89,6 +89,23 @@ def read_dictionary(path: Path) -> list[str]:
     return symbols
 
 
+def symbols_of_rows(path: Path, rows: int) -> list[str]:
+    """Return the symbols of a model's so many rows from its dict.txt, to which tasks that mask have added <mask>.
+
+    Raises:
+        UserError: as `read_dictionary`, or it is another model's.
+    """
+    symbols = [*SPECIAL, *read_dictionary(path)]
+    if rows == len(symbols) + 1 and MASK not in symbols:
+        symbols.append(MASK)
+    if len(symbols) != rows:
+        raise UserError(
+            f"{path} makes {len(symbols)} rows, and the model has {rows}: it is another model's; name its own data "
+            f"folder with --data"
+        )
+    return symbols
+
+
 def ids_of(symbols: Iterable[str]) -> dict[str, int]:
     """Return the ids of a text's symbols; a literal `<s>` in a text is an unknown word, not a special token."""
     return {symbol: number for number, symbol in enumerate(symbols, start=NSPECIAL) if symbol not in SPECIAL}

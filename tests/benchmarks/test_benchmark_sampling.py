@@ -9,8 +9,8 @@ import torch
 
 from helpers.commands import relpos
 from helpers.lm_models import randomized
-from relpos_fairseq.models.building import GENERATING_KINDS, build_generating
-from relpos_fairseq.saved.checkpoint import checkpoint_of
+from relpos_fairseq.models.building import build_generating
+from relpos_fairseq.saved.checkpoint import OURS, checkpoint_of
 
 pytest.importorskip("transformers")
 VALUES = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_layers": 2, "decoder_attention_heads": 2}
@@ -18,10 +18,10 @@ VALUES |= {"position_scheme": "m4", "tokens_per_sample": 20}
 
 
 def checkpoint(folder, kind: str):
-    values = VALUES | ({"mem_len": 8} if kind.startswith("segment") else {})
+    values = VALUES | ({"mem_len": 8} if kind.endswith("xl") else {})
     model = randomized(build_generating(kind, values, (24, 24))).float()
-    task = {"_name": kind, "tokens_per_sample": 20}
-    made = checkpoint_of(GENERATING_KINDS[kind][1], values, model.state_dict(), task)
+    task = {"_name": OURS[kind].task, "tokens_per_sample": 20}
+    made = checkpoint_of(kind, values, model.state_dict(), task)
     (folder / "text").mkdir()
     (folder / "text" / "dict.txt").write_text("".join(f"w{number} 1\n" for number in range(20)))
     torch.save(made, folder / "model.pt")
@@ -29,7 +29,7 @@ def checkpoint(folder, kind: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["language_modeling", "segment_language_modeling"])
+@pytest.mark.parametrize("kind", ["relpos_transformer_lm", "relpos_transformer_xl"])
 def test_rows(kind, tmp_path, capsys, timed_here):
     """The prompt is longer than a segment; two rows at a time."""
     options = ("--prompt-tokens", 25, "--tokens", 60, "--batch-size", 2, "--rounds", 1)
@@ -38,7 +38,7 @@ def test_rows(kind, tmp_path, capsys, timed_here):
         line.strip("| ").split("|") for line in capsys.readouterr().out.splitlines() if re.search(r"^\|.*\d\.\d", line)
     ]
     names = ["relpos sample fp32", "transformers fp32", "relpos sample int8", "transformers int8"]
-    assert [row[0].strip() for row in rows] == (names[:3] if kind.startswith("segment") else names)
+    assert [row[0].strip() for row in rows] == (names[:3] if kind.endswith("xl") else names)
     assert all(float(cell.replace(",", "")) > 0 for row in rows for cell in row[1:-1])
 
 

@@ -498,7 +498,7 @@ def test_wrong_input_is_said_first(tmp_path, glue, pretrained, monkeypatch, caps
     wrong = {
         "there is no checkpoint": arguments(glue, tmp_path, ["nowhere.pt"]),
         "is truncated or no checkpoint": arguments(glue, tmp_path, [str(tmp_path / "broken.pt")]),
-        "it has no configuration": arguments(glue, tmp_path, [str(tmp_path / "plain.pt")]),
+        "has neither cfg nor args": arguments(glue, tmp_path, [str(tmp_path / "plain.pt")]),
         "two models are called 'small'": arguments(glue, tmp_path, [model, model]),
         "--lr must be above 0": arguments(glue, tmp_path, [model], "--lr", "-1"),
         "has no task": [str(tmp_path / "none"), model, "--out", str(tmp_path)],

@@ -14,7 +14,7 @@ from helpers.conversion import ROWS, fairseq_roberta, model_of
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
 from relpos_fairseq.conversion.report import Probe
 from relpos_fairseq.formats.base import FORMATS, read_encoder
-from relpos_fairseq.formats.exported import GENERATING_TYPES, ROBERTA_TYPE
+from relpos_fairseq.formats.exported import TYPES
 from relpos_fairseq.formats.huggingface_folder import FAMILIES
 from relpos_fairseq.formats.on_load import prepare
 from relpos_fairseq.models.building import build_roberta, outputs_of
@@ -291,7 +291,7 @@ def test_flags_that_contradict_the_checkpoint_are_named(packed, pretrained, tmp_
         train(packed, tmp_path / "run", 16, "--finetune-from-model", tmp_path)
 
 
-@pytest.mark.parametrize("kind", [*FAMILIES, "marian", ROBERTA_TYPE, *GENERATING_TYPES, "mbart", None])
+@pytest.mark.parametrize("kind", [*FAMILIES, "marian", *TYPES, "mbart", None])
 def test_one_format_at_most_recognises_a_folder(kind, tmp_path):
     found = [one.name for one in FORMATS if one.recognises(tmp_path, {"model_type": kind, "model": {}, "vocab": 1})]
     assert len(found) == (kind not in ("mbart", None))

@@ -427,7 +427,7 @@ def test_a_dictionary_of_another_size_does_not_go_along(tmp_path, capsys):
     path = tmp_path / "text" / "dict.txt"
     path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-3]), encoding="utf-8")
     assert relpos("convert", checkpoint, "--to", "same", "--out", tmp_path / "out") == 2
-    assert re.search(r"text/dict.txt makes \d+ rows, and the model has \d+: name the folder", capsys.readouterr().err)
+    assert re.search(r"text/dict.txt makes \d+ rows, and the model has \d+: it is another", capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
 

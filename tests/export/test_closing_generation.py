@@ -12,12 +12,12 @@ from helpers import FULL
 from helpers.commands import relpos
 from helpers.lm_models import randomized
 from relpos_fairseq.export import transformers_folder
-from relpos_fairseq.models.building import GENERATING_KINDS, build_generating
-from relpos_fairseq.saved.checkpoint import checkpoint_of
+from relpos_fairseq.models.building import build_generating
+from relpos_fairseq.saved.checkpoint import OURS, checkpoint_of
 
 DECODER = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_layers": 2, "decoder_attention_heads": 2}
 MODELS = {
-    "translation": {
+    "relpos_transformer": {
         **DECODER,
         "encoder_embed_dim": 16,
         "encoder_ffn_embed_dim": 24,
@@ -26,8 +26,8 @@ MODELS = {
         "max_source_positions": 20,
         "max_target_positions": 24,
     },
-    "language_modeling": {**DECODER, "share_decoder_input_output_embed": True, "tokens_per_sample": 20},
-    "segment_language_modeling": {**DECODER, "tokens_per_sample": 6, "mem_len": 8},
+    "relpos_transformer_lm": {**DECODER, "share_decoder_input_output_embed": True, "tokens_per_sample": 20},
+    "relpos_transformer_xl": {**DECODER, "tokens_per_sample": 6, "mem_len": 8},
 }
 
 
@@ -35,12 +35,12 @@ def random_checkpoint(kind: str, folder, text: bool = True, scheme: str = "m4", 
     """A checkpoint of a random model of 24 symbols, with text beside it."""
     values = MODELS[kind] | {"position_scheme": scheme} | more
     model = randomized(build_generating(kind, values, (24, 24))).float()
-    task = {"_name": kind}
-    task |= {"source_lang": "en", "target_lang": "de"} if kind == "translation" else {"tokens_per_sample": 20}
-    made = checkpoint_of(GENERATING_KINDS[kind][1], values, model.state_dict(), task)
+    task = {"_name": OURS[kind].task}
+    task |= {"source_lang": "en", "target_lang": "de"} if kind == "relpos_transformer" else {"tokens_per_sample": 20}
+    made = checkpoint_of(kind, values, model.state_dict(), task)
     if text:
         (folder / "text").mkdir(parents=True)
-        for name in ("dict.en.txt", "dict.de.txt") if kind == "translation" else ("dict.txt",):
+        for name in ("dict.en.txt", "dict.de.txt") if kind == "relpos_transformer" else ("dict.txt",):
             words = [f"w{number}" for number in range(19)] + ["man,"]
             (folder / "text" / name).write_text("".join(f"{word} 1\n" for word in words[:: 1 if "de" in name else -1]))
     folder.mkdir(exist_ok=True)
@@ -53,11 +53,11 @@ def random_checkpoint(kind: str, folder, text: bool = True, scheme: str = "m4", 
 def test_what_was_compared_is_said(kind, text, tmp_path, capsys):
     checkpoint = random_checkpoint(kind, tmp_path / "model", text)
     assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
-    auto = "AutoModelForSeq2SeqLM" if kind == "translation" else "AutoModelForCausalLM"
+    auto = "AutoModelForSeq2SeqLM" if kind == "relpos_transformer" else "AutoModelForCausalLM"
     said = capsys.readouterr().out
     assert f"opened by {auto} of transformers" in said
     parts = ["ids"] * text + ["logits", "logits with its cache", "loss", "generate"]
-    parts += ["its pipeline"] * (text and kind != "translation")
+    parts += ["its pipeline"] * (text and kind != "relpos_transformer")
     assert f": {', '.join(parts[:-1])} and {parts[-1]} are ours" in said
     assert ("ids of 6 sentences equal" in said) == text
 
@@ -67,7 +67,9 @@ def test_what_was_compared_is_said(kind, text, tmp_path, capsys):
 )
 def test_models_of_any_length_are_opened(scheme, positions, tmp_path, capsys):
     """No input is longer than the model's."""
-    checkpoint = random_checkpoint("language_modeling", tmp_path / "model", scheme=scheme, tokens_per_sample=positions)
+    checkpoint = random_checkpoint(
+        "relpos_transformer_lm", tmp_path / "model", scheme=scheme, tokens_per_sample=positions
+    )
     assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
     assert "generate and its pipeline are ours" in capsys.readouterr().out or positions < 6
 
@@ -76,7 +78,7 @@ ADAPTIVE = {"adaptive_softmax_cutoff": "8,16", "adaptive_input": True, "adaptive
 ADAPTIVE |= {"share_decoder_input_output_embed": False}
 
 
-@pytest.mark.parametrize("kind", ["language_modeling", "segment_language_modeling"])
+@pytest.mark.parametrize("kind", ["relpos_transformer_lm", "relpos_transformer_xl"])
 def test_adaptive_embeddings_are_exported(kind, tmp_path, capsys):
     """Their parts are counted as rows; a graph, as of test_onnx.py, has them as one table."""
     checkpoint = random_checkpoint(kind, tmp_path / "model", **ADAPTIVE)
@@ -89,8 +91,8 @@ def test_adaptive_embeddings_are_exported(kind, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("kind", "more"),
-    [("language_modeling", {"tokens_per_sample": n}) for n in (1, 2, 5, 39)]
-    + [("translation", {"max_source_positions": n, "max_target_positions": 53 - n}) for n in (3, 50)],
+    [("relpos_transformer_lm", {"tokens_per_sample": n}) for n in (1, 2, 5, 39)]
+    + [("relpos_transformer", {"max_source_positions": n, "max_target_positions": 53 - n}) for n in (3, 50)],
 )
 def test_short_tables_have_a_way_back(kind, more, tmp_path):
     checkpoint = random_checkpoint(kind, tmp_path / "model", scheme="learned", **more)
@@ -99,15 +101,15 @@ def test_short_tables_have_a_way_back(kind, more, tmp_path):
 
 
 def test_a_beam_is_no_wider_than_fairseqs(tmp_path):
-    values = MODELS["translation"] | {"position_scheme": "m4"}
-    model = build_generating("translation", values, (5, 5))
+    values = MODELS["relpos_transformer"] | {"position_scheme": "m4"}
+    model = build_generating("relpos_transformer", values, (5, 5))
     assert transformers_folder.search_of(model).num_beams == 4
 
 
 @pytest.mark.parametrize("side", ["en", "de"])
 def test_a_mask_in_one_dictionary_is_no_symbol_of_the_other(side, tmp_path):
     """A tokenizer of transformers has one id of it, and leaves out that id where it decodes."""
-    checkpoint = random_checkpoint("translation", tmp_path / "model")
+    checkpoint = random_checkpoint("relpos_transformer", tmp_path / "model")
     path = checkpoint.parent / "text" / f"dict.{side}.txt"
     lines = path.read_text().splitlines()
     place = next(n for n, line in enumerate(lines) if line.startswith("w")) + 1
@@ -116,7 +118,7 @@ def test_a_mask_in_one_dictionary_is_no_symbol_of_the_other(side, tmp_path):
 
 
 def test_numbers_that_are_none_are_named(tmp_path, capsys):
-    checkpoint = random_checkpoint("language_modeling", tmp_path / "model")
+    checkpoint = random_checkpoint("relpos_transformer_lm", tmp_path / "model")
     state = torch.load(checkpoint, weights_only=False)
     state["model"]["decoder.layers.0.fc1.bias"][0] = float("nan")
     torch.save(state, checkpoint)
@@ -140,7 +142,7 @@ SPOILT_TEXT = {
 @pytest.mark.parametrize("spoilt", SPOILT_TEXT)
 def test_odd_text_is_one_line_that_names_it(spoilt, tmp_path, capsys):
     facts, said = SPOILT_TEXT[spoilt]
-    checkpoint = random_checkpoint("translation", tmp_path / "model")
+    checkpoint = random_checkpoint("relpos_transformer", tmp_path / "model")
     (checkpoint.parent / "text" / "manifest.json").write_text(json.dumps(facts))
     (checkpoint.parent / "text" / "bpe.codes").write_text("#version: 0.2\na\n")
     assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 2
@@ -149,7 +151,7 @@ def test_odd_text_is_one_line_that_names_it(spoilt, tmp_path, capsys):
 
 
 def test_whole_words_need_no_units(tmp_path, capsys):
-    checkpoint = random_checkpoint("translation", tmp_path / "model")
+    checkpoint = random_checkpoint("relpos_transformer", tmp_path / "model")
     facts = {"settings": {"languages": ["en", "de"], "tokenizer": "moses", "bpe": "none"}}
     (checkpoint.parent / "text" / "manifest.json").write_text(json.dumps(facts))
     assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
@@ -180,9 +182,9 @@ CODE = [name for name, said in SPOILT.items() if len(said) > 1]  # the process e
             (kind, one)
             for kind in MODELS
             for one in SPOILT
-            if one not in CODE and (one != "target" or kind == "translation")
+            if one not in CODE and (one != "target" or kind == "relpos_transformer")
         ),
-        *([(kind, one) for kind in MODELS for one in CODE] if FULL else [("segment_language_modeling", CODE[0])]),
+        *([(kind, one) for kind in MODELS for one in CODE] if FULL else [("relpos_transformer_xl", CODE[0])]),
     ],
 )
 def test_what_differs_is_not_exported(kind, spoilt, tmp_path, monkeypatch, capsys, request):
@@ -211,7 +213,7 @@ def change(folder, kind, spoilt):
         weights[name] += 1.0
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
     if spoilt in ("cache", "loss"):  # the folder's own code may compute something else
-        names = {"translation": "ForSeq2SeqLM", "language_modeling": "ForCausalLM"}
+        names = {"relpos_transformer": "ForSeq2SeqLM", "relpos_transformer_lm": "ForCausalLM"}
         name = f"RelPos{names.get(kind, 'WithMemoryForCausalLM')}"
         code = f"run = {name}.forward\ndef other(self, *given, **how):\n    found = run(self, *given, **how)\n"
         code += f"{SPOILT[spoilt][1]}    return found\n{name}.forward = other\n"
@@ -222,7 +224,7 @@ def change(folder, kind, spoilt):
         config["suppress_tokens"] = list(range(1, 24))
         (folder / "generation_config.json").write_text(json.dumps(config))
     if spoilt in ("ids", "target"):
-        name = {"ids": "dict.en.txt", "target": "dict.de.txt"}[spoilt] if kind == "translation" else "dict.txt"
+        name = {"ids": "dict.en.txt", "target": "dict.de.txt"}[spoilt] if kind == "relpos_transformer" else "dict.txt"
         path = folder / "text" / name
         path.write_text(path.read_text().replace("man,", "men,"))
     if spoilt == "nothing":

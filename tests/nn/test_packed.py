@@ -41,7 +41,7 @@ def translation(scheme: str) -> nn.Module:
     torch.manual_seed(3)
     values = SIZES | {"decoder_position_scheme": scheme, "max_source_positions": 32, "max_target_positions": 32}
     values["encoder_position_scheme"] = "shaw" if REGISTER.get(scheme) and REGISTER[scheme].causal_only else scheme
-    model = build_generating("translation", values, (ROWS, ROWS)).eval()
+    model = build_generating("relpos_transformer", values, (ROWS, ROWS)).eval()
     for parameter in model.parameters():
         parameter.data.add_(torch.randn(parameter.shape) * 0.1)
     return model
@@ -85,11 +85,11 @@ def test_every_scheme_computes_the_same(scheme):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("kind", ["language_modeling", "segment_language_modeling"])
+@pytest.mark.parametrize("kind", ["relpos_transformer_lm", "relpos_transformer_xl"])
 def test_language_models_too(kind, bias):
     """Without biases of attention too, as the original Transformer-XL is."""
     torch.manual_seed(3)
-    more = {} if bias or kind == "language_modeling" else {"no_attention_bias": True}
+    more = {} if bias or kind == "relpos_transformer_lm" else {"no_attention_bias": True}
     values = (
         more | {name: value for name, value in SIZES.items() if name.startswith("decoder")} | {"position_scheme": "t5"}
     )

@@ -62,15 +62,12 @@ def read_once(path: Path) -> Pretrained:
 def read_pretrained(name: str, path: Path) -> Pretrained:
     """Read the configuration of a checkpoint of relpos_roberta, or of fairseq's roberta."""
     import relpos_fairseq  # noqa: F401  (lets torch load fairseq's checkpoints safely)
-    from relpos_fairseq.io.tensor_files import read_checkpoint
     from relpos_fairseq.models.configs import RelPosRobertaConfig
-    from relpos_fairseq.saved.identity import saved_options
+    from relpos_fairseq.saved.model import SavedModel
 
     if not path.is_file():
         raise UserError(f"{name}: there is no checkpoint {path}")
-    saved = saved_options(read_checkpoint(path, mapped=True))
-    if saved is None:
-        raise UserError(f"{name}: {path} is no fairseq checkpoint: it has no configuration")
+    saved = SavedModel.read(path, mapped=True).options
     model, task = saved.model, saved.task
     if "encoder_embed_dim" not in model or "decoder_embed_dim" in model:
         raise UserError(f"{name}: {path} is no RoBERTa, but {model.get('_name')!r}")

@@ -37,15 +37,14 @@ from relpos_fairseq.patches import checkpoints, training
 from relpos_fairseq.patches.table import replaces
 from relpos_fairseq.patches.training import PINNED, options_of
 from relpos_fairseq.placement import Placement, generation_of
+from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import (
     TEXT_FOLDER,
     SymbolText,
     TokenizerText,
     asset_files,
-    check_text,
     copy_assets,
-    find_assets,
     manifest_of,
     read_text,
     text_folders,
@@ -121,9 +120,9 @@ def install_text_hub() -> None:
         first = folder / str(checkpoint_file).split(os.pathsep)[0]
         place = folder / data_name_or_path if data_name_or_path[:1] == "." else Path(data_name_or_path)
         if data_name_or_path == "." and text_folders(folder):
-            data_name_or_path = str(find_assets(first, None).absolute())
-        elif place.is_dir():
-            check_text(first, place)
+            data_name_or_path = str(SavedModel.read(first, mapped=True).find_text(None).absolute())
+        elif place.is_dir() and first.is_file():
+            SavedModel.read(first, mapped=True).check_text(place)
         if kwargs.get("bpe") == GPT2 and (place := tokenizer_folder(folder / data_name_or_path)):
             kwargs |= {"bpe": "relpos", "tokenizer_folder": str(place.absolute())}
         where = (model_name_or_path, checkpoint_file, data_name_or_path)
