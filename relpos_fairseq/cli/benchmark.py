@@ -52,15 +52,11 @@ class BenchmarkAttention(Timing):
     )
     schemes: str = option("all", "names separated by commas, or all", group=WHAT)
     lengths: str = option("128,512,2048", "T = S, by commas, or all", group=WHAT)
-    max_tokens: int | None = option(
-        None, "batch = tokens / length; 2048, on a GPU 16384", group=WHAT, was=("--tokens",)
-    )
-    batch_size: int | None = option(
-        None, "this batch at every length, whatever --max-tokens is", group=WHAT, was=("--batch",)
-    )
+    max_tokens: int | None = option(None, "batch = tokens / length; 2048, on a GPU 16384", group=WHAT)
+    batch_size: int | None = option(None, "this batch at every length, whatever --max-tokens is", group=WHAT)
     heads: int = option(12, group=WHAT)
     head_dim: int = option(64, group=WHAT)
-    position_clip_distance: int = option(16, "0: as --unclipped", group=WHAT, metavar="K", was=("--clip",))
+    position_clip_distance: int = option(16, "0: as --unclipped", group=WHAT, metavar="K")
     unclipped: bool = flag("tables as long as the input", group=WHAT)
     causal: bool = flag(group=WHAT)
     modes: str = option("train,forward", "of train, forward, decode, memory", group=WHAT)
@@ -119,16 +115,16 @@ class BenchmarkModels(Timing):
     bar: bool = flag("no longer used: no targets are kept")
     dropout: float = option(0.0)
     size: str = option("multi30k", f"one of {', '.join(SIZES)}", choices=SIZES, metavar="SIZE", group="translation")
-    vocab_size: int = option(8000, group="translation", was=("--vocabulary",))
-    batch_size: int = option(32, "sentences of a batch", group="translation", least=1, was=("--rows",))
+    vocab_size: int = option(8000, group="translation")
+    batch_size: int = option(32, "sentences of a batch", group="translation", least=1)
     length: int = option(24, "tokens of the longest sentence", group="translation")
     beam: int = option(5, group="translation", least=1)
     lengths: str = option("128,512", "separated by commas", group="layers")
-    max_tokens: int = option(1024, "batch = tokens / length, >= 1", group="layers", was=("--tokens",))
+    max_tokens: int = option(1024, "batch = tokens / length, >= 1", group="layers")
     width: int = option(768, group="layers")
     ffn: int = option(3072, group="layers")
     heads: int = option(12, group="layers")
-    position_clip_distance: int = option(16, "0: unclipped", group="layers", metavar="K", was=("--clip",))
+    position_clip_distance: int = option(16, "0: unclipped", group="layers", metavar="K")
     peers: str = option("all", "of fairseq, transformers, flashdeberta, x-transformers; all, or none", group="layers")
     rounds: int = option(5, "samples of each (%(default)s)", group=HOW, least=1)
     seconds: float = option(60.0, "of a column (%(default)s)", group=HOW)
@@ -162,15 +158,15 @@ class BenchmarkLm:
     """
 
     checkpoint: InFile = argument("of relpos_transformer_xl")
-    data: InFolder = required("folder of binarised text", was=("data",))
+    data: InFolder = required("folder of binarised text")
     baseline: InFile | None = option(None, "checkpoint of relpos_transformer_lm")
     split: str = option("valid")
     context: int | None = option(None, "tokens; default: trained segment + memory")
     tokens: int = option(4000, "predictions scored")
     sliding_tokens: int = option(200, "of them by sliding")
-    batch_size: int = option(1, "rows or windows at a time", was=("--batch",))
+    batch_size: int = option(1, "rows or windows at a time")
     train_updates: int = option(20, "0: training is not timed")
-    train_batch_size: int = option(16, was=("--train-batch",))
+    train_batch_size: int = option(16)
     threads: int | None = option(None, "of torch; default: its own choice")
     out: OutFile | None = option(None, "JSON of the numbers")
 
@@ -198,12 +194,12 @@ class BenchmarkCosts(Timing):
     once the machine is idle otherwise.
     """
 
-    size: str = option("base", choices=("base", "small"), was=("--model",))
+    size: str = option("base", choices=("base", "small"))
     lengths: str = option("512", "separated by commas")
-    batch_size: int = option(2, "rows", was=("--batch",))
+    batch_size: int = option(2, "rows")
     layers: int = option(2, "layers that are timed; 0: all")
-    vocab_size: int = option(1000, "words that are timed", was=("--vocabulary",))
-    position_clip_distance: int | None = option(None, "0 (default): unclipped", metavar="K", was=("--clip",))
+    vocab_size: int = option(1000, "words that are timed")
+    position_clip_distance: int | None = option(None, "0 (default): unclipped", metavar="K")
     dropout: float = option(0.0)
     fit: int = option(
         0,
@@ -240,8 +236,8 @@ class BenchmarkServing:
     """
 
     checkpoint: InFile = argument("checkpoint of a relpos_transformer")
-    data: InFolder = required("its binarised data", was=("data",))
-    split: str = option("test", "test or valid (default: test)", was=("--set",))
+    data: InFolder = required("its binarised data")
+    split: str = option("test", "test or valid (default: test)")
     beam: int = option(4, "of every search (default: 4)", least=1)
     rounds: int = option(3, "times of each; the median counts (default: 3)", least=1)
 
@@ -265,9 +261,9 @@ class BenchmarkSampling:
 
     checkpoint: InFile = argument("checkpoint of a relpos_transformer_lm or relpos_transformer_xl")
     data: InFolder | None = option(None, "its data folder (default: the text beside the checkpoint)")
-    prompt_tokens: int = option(512, "symbols of the prompt (default: 512)", least=1, was=("--prompt",))
-    tokens: int = option(64, "new symbols (default: 64)", least=2, was=("--symbols",))
-    batch_size: int = option(1, "texts at a time (default: 1)", least=1, was=("--rows",))
+    prompt_tokens: int = option(512, "symbols of the prompt (default: 512)", least=1)
+    tokens: int = option(64, "new symbols (default: 64)", least=2)
+    batch_size: int = option(1, "texts at a time (default: 1)", least=1)
     rounds: int = option(3, "times of each; the median counts (default: 3)", least=1)
 
     def run(self, argv: Sequence[str]) -> None:

@@ -51,11 +51,6 @@ class Parser(argparse.ArgumentParser):
             message += f": did you mean {close[0]}?"
         self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
 
-    def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Return the options that an abbreviation may mean: those of today's spelling, else those of an old one."""
-        found = super()._get_option_tuples(option_string)
-        return [one for one in found if one[1] in one[0].option_strings] or found
-
 
 class Layout(argparse.RawDescriptionHelpFormatter):
     """Help within 80 columns: paragraphs are filled anew, and commands, which are indented, go on after a backslash."""
@@ -107,21 +102,20 @@ def command(name: str, summary: str, interrupted: str = AGAIN, **parser: Any) ->
     return register
 
 
-def parser_of(cls: type, program: str, argv: Sequence[str] | None = None) -> Parser:
+def parser_of(cls: type, program: str) -> Parser:
     """Make the parser of a command.
 
     Args:
         cls: a class that `command` registered.
         program: the command's name in its usage.
-        argv: what it will read; None: nothing but today's spellings, as in its help.
     """
     parser = Parser(prog=program, description=inspect.cleandoc(cls.__doc__), formatter_class=Layout, **cls.parser)
-    add_options(parser, cls, argv)
+    add_options(parser, cls)
     return parser
 
 
-def add_options(parser: argparse.ArgumentParser, cls: type, argv: Sequence[str] | None = None) -> None:
-    """Add the fields of a command's class to a parser, each under its heading; by place or by name as in `argv`."""
+def add_options(parser: argparse.ArgumentParser, cls: type) -> None:
+    """Add the fields of a command's class to a parser, each under its heading."""
     places: dict[object, Any] = {}  # by heading, and by what options exclude each other
     for field in dataclasses.fields(cls):
         how = copy.deepcopy(dict(field.metadata))  # a default that is a list is this parser's own
@@ -139,26 +133,10 @@ def add_options(parser: argparse.ArgumentParser, cls: type, argv: Sequence[str] 
             how = reading_of(field.type) | how
             if how.get("action") == "append":  # a value each time
                 how.pop("nargs", None)
-        add_argument(place, field, how, argv)
-
-
-def add_argument(place: Any, field: dataclasses.Field, how: dict[str, Any], argv: Sequence[str] | None) -> None:
-    """Add a field to a parser by its spelling and the old ones, of which one may be a place, or the name of a place."""
-    names = [spelling(field), *how.pop("was", ())]
-    options = [name for name in names if name.startswith("--")]
-    if len(options) == len(names) or (names[0] in options if argv is None else is_among(options, argv)):
-        how = {"dest": field.name, "required": "default" not in how} | how
-        action = place.add_argument(*options, **how)
-        action.option_strings = action.option_strings[:1]  # no help and no error shows an old one
-        return
-    how.pop("required", None)
-    place.add_argument(field.name, **({"metavar": names[0]} if names[0] in options else {}) | how)
-
-
-def is_among(options: Sequence[str], argv: Sequence[str]) -> bool:
-    """Return whether one of some options is given, whole or shortened."""
-    given = [word.split("=")[0] for word in argv if word[:2] == "--" and word != "--"]
-    return any(option.startswith(word) for option in options for word in given)
+        if (name := spelling(field)).startswith("--"):
+            place.add_argument(name, **{"required": "default" not in how} | how)
+        else:
+            place.add_argument(name, **how)
 
 
 def reading_of(annotation: Any) -> dict[str, Any]:
@@ -211,8 +189,7 @@ READERS: dict[Any, Callable[[str], Any]] = {float: _number, int: _integer, str: 
 
 def parse(cls: type, program: str, argv: Sequence[str]) -> Any:
     """Read a command's arguments; returns an instance of its class."""
-    asked = "-h" in argv or is_among(["--help"], argv)
-    return cls(**vars(parser_of(cls, program, None if asked else argv).parse_intermixed_args(argv)))
+    return cls(**vars(parser_of(cls, program).parse_intermixed_args(argv)))
 
 
 def roles_of(cls: type) -> dict[str, Role]:

@@ -105,11 +105,11 @@ class Average:
     left out: the result is for translating and for starting anew, not for resuming.
     """
 
-    checkpoints: list[InPath] = argument("or their one folder", metavar="CHECKPOINT", was=("--inputs",))
+    checkpoints: list[InPath] = argument("or their one folder", metavar="CHECKPOINT")
     last: int | None = option(None, "of a folder: the last N epochs' checkpoints", metavar="N")
     last_updates: int | None = option(None, "of a folder: the last N by updates", metavar="N")
     ema: bool = flag("the moving averages that training with --store-ema keeps in a checkpoint")
-    out: OutFile = required(was=("--output",))
+    out: OutFile = required()
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.evaluation.averaging import choose, write_average
@@ -133,7 +133,7 @@ class ExportCt2:
     """
 
     checkpoint: InFile = argument("checkpoint of a relpos_transformer")
-    out: OutFolder = required("new folder", was=("out",))
+    out: OutFolder = required("new folder")
     quantization: str | None = option(
         None,
         "smaller weights: int8, int8_float32, int8_float16, int8_bfloat16, int16, float16 (default: fp32)",
@@ -164,7 +164,7 @@ class ExportOnnx:
     """
 
     checkpoint: InFile = argument("checkpoint of a relpos model")
-    out: OutFolder = required("new folder", was=("out",))
+    out: OutFolder = required("new folder")
     data: InFolder | None = option(None, "its dictionaries, if they matter", metavar="DIR")
     quantization: str | None = option(None, "weights in int8 (default: fp32)", choices=("int8",))
 
@@ -190,7 +190,7 @@ class ExportTransformers:
     """
 
     checkpoint: InFile = argument("checkpoint of a RoBERTa, translation or language model")
-    out: OutFolder = required("new folder", was=("out",))
+    out: OutFolder = required("new folder")
     data: InFolder | None = option(None, "folder of its data (what lies beside it)")
     head: str | None = option(None, "which head goes along, of several")
 

@@ -75,7 +75,7 @@ class EvaluateLm:
     decay: float | None = option(None, "with --dynamic: the way back (default: 0.001)", metavar="D", least=0)
     rms: int | None = option(None, "with --dynamic: scale by gradients of N tokens", metavar="N", least=1)
     epsilon: float | None = option(None, "with --rms: added to it (default: 0.001)", metavar="E", above=0)
-    batch_size: int = option(4, "rows or windows evaluated together (%(default)s)", least=1, was=("--rows",))
+    batch_size: int = option(4, "rows or windows evaluated together (%(default)s)", least=1)
     document_boundaries: str | None = option(None, DOCUMENTS, choices=BOUNDARIES)
 
     def run(self, argv: Sequence[str]) -> None:
@@ -116,14 +116,14 @@ class EvaluateLength:
     """
 
     checkpoint: InFile = argument()
-    data: InFolder = required("folder of binarised text", was=("data",))
+    data: InFolder = required("folder of binarised text")
     lengths: list[int] | None = option(None, "tokens of context, joined by commas", type=numbers)
-    mem_len: list[int] | None = option(None, "memory lengths, joined by commas", type=numbers, was=("--mem-lens",))
+    mem_len: list[int] | None = option(None, "memory lengths, joined by commas", type=numbers)
     split: str = option("valid")
     tokens: int = option(20000, "predictions scored: the last", least=1)
     stride: int | None = option(None, "tokens between windows; default: half of each", least=1)
     override: list[str] = option([], "a flag of the model", action="append", metavar="FIELD=VALUE")
-    batch_size: int = option(4, "rows or windows evaluated together", least=1, was=("--rows",))
+    batch_size: int = option(4, "rows or windows evaluated together", least=1)
     document_boundaries: str | None = option(None, DOCUMENTS, choices=BOUNDARIES)
     out: OutFolder = required()
 
@@ -151,7 +151,7 @@ class EvaluateQa:
     """
 
     files: list[InFile] = argument("questions, .json or .json.gz")
-    checkpoint: InFile | None = option(None, "to answer with", was=("--path",))
+    checkpoint: InFile | None = option(None, "to answer with")
     data: InFolder | None = option(
         None, "its data folder (default: the one it was trained on, or where it was converted to)"
     )
@@ -218,7 +218,7 @@ class FinetuneGlue(Training):
     each has tasks or models of its own.
     """
 
-    data: InFolder = required("folder that `relpos prepare glue` wrote", was=("data",))
+    data: InFolder = required("folder that `relpos prepare glue` wrote")
     models: list[str] = argument("pre-trained models", metavar="[NAME=]CHECKPOINT")
     out: OutFolder = required("folder of the runs and the table")
     protocol: str = option(

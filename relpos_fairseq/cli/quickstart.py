@@ -57,9 +57,7 @@ class Quickstart:
         exclusive=0,
     )
     compare: str | None = option(None, "train several and print one table", metavar="S1,S2,...", exclusive=0)
-    from_dir: InFolder | None = option(
-        None, "your parallel text (default: a built-in corpus)", metavar="DIR", was=("--data",)
-    )
+    from_dir: InFolder | None = option(None, "your parallel text (default: a built-in corpus)", metavar="DIR")
     source_lang: str | None = option(None, "language of the source (default: from file names)", metavar="SRC")
     target_lang: str | None = option(None, "language of the target (default: from file names)", metavar="TGT")
     out: OutFolder = option(Path("quickstart_out"), "default: %(default)s")

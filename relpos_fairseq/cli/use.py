@@ -198,11 +198,9 @@ class Score:
     system: InFile = argument("fairseq-generate's output, or one translation a line")
     baseline: InFile | None = option(None, "a second system, to compare with")
     prepared: InFolder | None = option(None, "the folder of `relpos prepare wmt`", metavar="DIR")
-    split: str = option("test", "of it: test, test1, valid, or the set's own name (default: test)", was=("--set",))
+    split: str = option("test", "of it: test, test1, valid, or the set's own name (default: test)")
     reference: list[InFile] | None = option(None, "plain references, where there is no --prepared", metavar="FILE")
-    target_lang: str | None = option(
-        None, "language, where there is no --prepared", metavar="LANG", was=("--language",)
-    )
+    target_lang: str | None = option(None, "language, where there is no --prepared", metavar="LANG")
     tokenizer: str | None = option(None, "what the system's words were cut by", choices=("moses", "none"))
     units: str | None = option(None, choices=("auto", "subword-nmt", "sentencepiece", "none"))
     tokenize: str | None = option(None, "BLEU's tokenizer, by sacrebleu's name: char, flores200 (default: by language)")
@@ -211,9 +209,9 @@ class Score:
         None, "COMET as well, by this model: Unbabel/wmt22-comet-da, or a .ckpt", metavar="MODEL"
     )
     source: InFile | None = option(None, "what was translated, for COMET, where there is no --prepared", metavar="FILE")
-    resamples: int = option(1000, "of the bootstrap (default: 1000)", least=1, was=("--samples",))
+    resamples: int = option(1000, "of the bootstrap (default: 1000)", least=1)
     seed: int = option(12345, "of the bootstrap (default: sacrebleu's, 12345)")
-    out: OutFile | None = option(None, "write the numbers here as well, in JSON", was=("--json",))
+    out: OutFile | None = option(None, "write the numbers here as well, in JSON")
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.evaluation.translation import evaluate, read_prepared, read_reference

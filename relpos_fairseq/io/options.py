@@ -33,8 +33,7 @@ def option(default: Any, help: str | None = None, **how: Any) -> Any:
         default: its value where it is not given.
         help: its line in `--help`, in which `%(default)s` stands for the default.
         how: further arguments of `add_argument`; `group` is the heading that it stands under, options with
-            the same `exclusive` cannot be given together, `least`, `above` and `most` bound its values, and `was` are
-            old spellings, which are taken and not shown: `--name`, or `name` of an argument by its place.
+            the same `exclusive` cannot be given together, and `least`, `above` and `most` bound its values.
     """
     return _field({"default": default, "help": help, **how})
 

@@ -32,9 +32,7 @@ class LmOptions:
     valid: list[InFile] = option([], metavar="FILE", group=TEXT)
     test: list[InFile] = option([], metavar="FILE", group=TEXT)
     text: list[InFile] = option([], "to be split", metavar="FILE", group=TEXT)
-    shares: str | None = option(
-        None, "of train, valid, test in --text", metavar="A,B[,C]", group=TEXT, was=("--split",)
-    )
+    shares: str | None = option(None, "of train, valid, test in --text", metavar="A,B[,C]", group=TEXT)
     corpus: str | None = option(None, choices=sorted(CORPORA), group=TEXT)
     downloads: WorkFolder | None = option(None, "default: OUT/downloads", metavar="DIR", group=TEXT)
     from_dir: InFolder | None = option(None, "has the corpus's archive", metavar="DIR", group=TEXT)
@@ -50,9 +48,7 @@ class LmOptions:
     model_type: str = option("unigram", choices=MODEL_TYPES, group="units")
     character_coverage: float = option(1.0, metavar="P", group="units", above=0, most=1)
     byte_fallback: bool = flag("no character is unknown", group="units")
-    learn_lines: int = option(
-        1_000_000, "lines that sentencepiece learns from", metavar="N", group="units", was=("--sample-lines",), least=1
-    )
+    learn_lines: int = option(1_000_000, "lines that sentencepiece learns from", metavar="N", group="units", least=1)
     seed: int = option(1, "chooses those lines", group="units")
     out: OutFolder = required(metavar="DIR", group="result")
     documents: str = option(
@@ -142,17 +138,13 @@ class MlmOptions:
         "line", "a line is a sentence, or is split into some (default: %(default)s)", choices=("line", "split")
     )
     on_bad_line: str = option("fail", "lines that are not UTF-8", choices=("fail", "drop"))
-    train_tokenizer: str | None = option(None, "train one (default: bpe)", choices=KINDS, was=("--tokenizer",))
+    train_tokenizer: str | None = option(None, "train one (default: bpe)", choices=KINDS)
     tokenizer_folder: InFolder | None = option(None, "use this one instead, with its dict.txt")
     vocab_size: int | None = option(None, "symbols (default: 50000)", least=5)
     lowercase: bool = flag("wordpiece: BERT's uncased normalisation")
     character_coverage: float | None = option(None, "sentencepiece's (default: 0.9995)")
     learn_lines: int | None = option(
-        None,
-        "train it on about so many sentences (default: 10000000)",
-        metavar="N",
-        was=("--tokenizer-sentences",),
-        least=1,
+        None, "train it on about so many sentences (default: 10000000)", metavar="N", least=1
     )
     alpha: float = option(
         0.7, "exponent of the languages' shares; 1 keeps them (default: %(default)s)", least=0, most=1
@@ -234,9 +226,7 @@ class GlueOptions:
     """The options of `relpos prepare glue`."""
 
     glue: InFolder = argument("folder with a folder for every task")
-    tokenizer_folder: InFolder | None = option(
-        None, "the model's, with its dict.txt, as relpos prepare mlm writes it", was=("--tokenizer",)
-    )
+    tokenizer_folder: InFolder | None = option(None, "the model's, with its dict.txt, as relpos prepare mlm writes it")
     out: OutFolder | None = option(None, "folder to write to")
     text: OutFile | None = option(
         None,
@@ -288,7 +278,7 @@ class QaOptions:
     eval_articles: str = option(
         "same", "with --train-articles: cut --eval files in the same way, or take them whole", choices=("same", "all")
     )
-    tokenizer_folder: InFolder | None = option(None, "folder of a tokenizer", was=("--tokenizer",))
+    tokenizer_folder: InFolder | None = option(None, "folder of a tokenizer")
     train_tokenizer: str | None = option(None, "train one on all contexts", choices=KINDS)
     vocab_size: int | None = option(None, "its size (default 8000)")
     lowercase: bool = flag("wordpiece: uncased")

@@ -43,7 +43,6 @@ LINES = [
     ("relpos translate model.pt in.", ["in.txt"]),
     ("relpos export ct2 model.pt --out fol", ["folder"]),  # no file where a folder is meant
     ("relpos average --la", ["--last", "--last-updates"]),
-    ("relpos average --outp", []),  # an old spelling
     ("relpos compare st", ["status"]),
     ("relpos completion z", ["zsh"]),
     ("relpos convert model.pt --position-share ", ["none", "heads", "layers", "both"]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from dataclasses import fields
 
 import pytest
 from fairseq import options
@@ -41,5 +40,3 @@ def test_a_command_of_a_page_is_understood(page, words, capsys):
     name, rest = find(arguments)
     assert name, f"{page}: no command in {words}"
     command.parse(load(name), f"relpos {name}", rest)
-    old = {was for field in fields(load(name)) for was in field.metadata.get("was", ())}
-    assert not old & set(rest), f"{page}: an old spelling in {words}"

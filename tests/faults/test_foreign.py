@@ -86,7 +86,7 @@ def test_outputs_on_files_of_other_commands(inputs: Inputs, tmp_path: Path, caps
     cases = (
         (data / "valid.bin", ("evaluate", "lm", inputs.lm, "--data", data, "--by-token", data / "valid.bin")),
         (unit, ("translate", checkpoint, source, "--out", unit)),
-        (checkpoint, ("average", "--inputs", inputs.translator, "--output", checkpoint)),
+        (checkpoint, ("average", inputs.translator, "--out", checkpoint)),
         (models / "MODEL_CARD.md", ("translate", checkpoint, source, "--out", models / "MODEL_CARD.md")),
         (
             glue / "CoLA" / "train.tsv",

@@ -281,7 +281,7 @@ def test_checkpoints_of_encoders(inputs, tmp_path):
     line.write_text("w1 <mask>\n")
     jobs = [
         Command("relpos", ("convert", path, "--to", "same", "--out", out / "converted")),
-        Command("relpos", ("export", "transformers", path, out / "served", "--data", data)),
+        Command("relpos", ("export", "transformers", path, "--out", out / "served", "--data", data)),
         Command("relpos", ("fill", path, line, "--data", data, "--cpu")),
         fairseq("validate", data, "--path", path, "--batch-size", "8"),
         Command("train", (*resume, "--restore-file", path, "--max-update", "3")),
