@@ -30,7 +30,7 @@ SPELLINGS = (_RESERVED, ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"), ("[CLS]"
 SENTENCEPIECE_MODEL = "sentencepiece.model"
 SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"  # kinds of subwords of `prepare wmt`
 _KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram"}
-_HIDDEN = "\0"  # before the name of a special symbol that a model would find in text
+_HIDDEN = " \0"  # before the name of a special symbol that a model would find in text; no model sees a space
 # `<mask>` takes the place of a word and of the space before it.
 _MASK_FLAGS = {"single_word": False, "lstrip": True, "rstrip": False, "normalized": False}
 # The printable characters that byte-level BPE writes for the space and for other white space.

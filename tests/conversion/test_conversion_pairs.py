@@ -250,23 +250,3 @@ def test_ids_that_are_not_transformers_are_lost_by_name(tmp_path, capsys, monkey
     assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
     said = capsys.readouterr().out
     assert "lost      file of the tokenizer: the ids of a text: not read here" in said and "exact     no" in said
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"user_defined_symbols": ["<2de>"]}, "spaces around <2de> are split"),
-        ({"add_dummy_prefix": False}, "spaces that begin a text are split"),
-        ({}, ""),
-    ],
-)
-def test_what_is_split_otherwise_than_by_sentencepiece_is_said(options, said, tmp_path, caplog):
-    (tmp_path / "lines").write_text("\n".join(TEXTS))
-    prefix = str(tmp_path / "sentencepiece")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "lines"),
-        model_prefix=prefix,
-        **{"vocab_size": 23, "minloglevel": 2, "hard_vocab_limit": False} | options,
-    )
-    load_tokenizer(tmp_path)
-    assert said in caplog.text and bool(said) == ("otherwise than by sentencepiece" in caplog.text)
