@@ -312,9 +312,7 @@ def test_bad_text(tmp_path, tokenizers):
 def test_ids_are_sentencepieces_own(options, tmp_path) -> None:
     """Of any spaces, and around symbols that a model finds whole."""
     prefix, given = str(tmp_path / "sentencepiece"), {"vocab_size": 120, "minloglevel": 2, "hard_vocab_limit": False}
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS * 9), model_prefix=prefix, **given | options
-    )
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS * 9), model_prefix=prefix, **given | options)
     library = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
     ours = load_tokenizer(tmp_path)
     parts = ["<2de>", "Two", "th", "the", "Panthers", " ", "  ", "\t", "\u2581", ".", "\u00bd", "\0</s>", "\u6771"]
