@@ -138,12 +138,14 @@ class Tokenizer:
 
     def _lead(self, text: str) -> int:
         """Return how many control characters begin a text and are removed: the library shifts offsets by them."""
-        lead = 0
-        if self.kind == "sentencepiece" and self.model.normalizer is not None:
+        lead, normalizer = 0, self.model.normalizer
+        if self.kind == "sentencepiece" and normalizer is not None:
             while lead < len(text) and unicodedata.category(text[lead])[0] == "C":
-                if text[lead] in "\t\n\v\f\r\x85" or self.model.normalizer.normalize_str(text[lead]):
+                if text[lead] in "\t\n\v\f\r\x85" or normalizer.normalize_str(text[lead]):
                     break  # white space, which is removed alone and kept before a word
                 lead += 1
+        if lead and normalizer.normalize_str(text) != normalizer.normalize_str(text[lead:]):
+            return 0  # a space that would then begin the text
         return lead
 
     def content(self) -> dict[str, Any]:

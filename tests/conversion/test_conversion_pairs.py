@@ -140,8 +140,9 @@ def test_the_class_of_a_pair_is_transformers(name, tmp_path, capsys):
         return
     assert "exact     yes" in said and "differ from AutoTokenizer" not in said
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
-    expected = model(**tokenizer(*TWO, return_tensors="pt")).logits.softmax(-1)[0]
-    (tmp_path / "in").write_text("\t".join(TWO) + "\n")
+    two = (f" {TWO[0]} ", f"{TWO[1]}  ")
+    expected = model(**tokenizer(*two, return_tensors="pt")).logits.softmax(-1)[0]
+    (tmp_path / "in").write_text("\t".join(two) + "\n")
     assert relpos("classify", tmp_path / "ours" / "model.pt", tmp_path / "in", "--cpu") == 0
     label, probability = capsys.readouterr().out.split()
     assert int(label.removeprefix("LABEL_")) == expected.argmax()
@@ -149,7 +150,7 @@ def test_the_class_of_a_pair_is_transformers(name, tmp_path, capsys):
     if CASES[name][0] == "bert":  # and what goes back joins them so too, which the closing check compares
         assert relpos("convert", tmp_path / "ours", "--to", "hf-bert", "--out", tmp_path / "back") == 0
         again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "back").eval()
-        pair = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")(*TWO, return_tensors="pt")
+        pair = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")(*two, return_tensors="pt")
         torch.testing.assert_close(again(**pair).logits.softmax(-1)[0], expected, rtol=0, atol=1e-5)
 
 

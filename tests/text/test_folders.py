@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 import transformers
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from helpers.tokenizers import DEBERTA, MAKERS, ODD, SENTENCES, SETTINGS, TRAINED, lines, train, write_folders
@@ -67,6 +67,7 @@ def own_ids(tokenizer, text: str) -> list[int]:
 @pytest.mark.parametrize("name", SETTINGS)
 @QUICK
 @given(text=ANY_TEXT)
+@example(text="\x07 a")
 def test_ids_are_those_of_autotokenizer(pairs, name, text):
     ours, theirs = pairs[name]
     assert theirs.is_fast
