@@ -61,6 +61,7 @@ class ConversionReport:
         longest: the longest input within them, in tokens; None: any.
         rounding: how far, beside their size, outputs may be from the source's since numbers have 16 bits.
         dropped: what the source holds beside the model that outputs compare, and the result does not.
+        apart: what `exact` says nothing of.
         compared: the program whose outputs the result's were compared with; empty: none was run.
         not_compared: why no outputs were compared; empty: they were, or nobody tried.
     """
@@ -73,6 +74,7 @@ class ConversionReport:
     longest: int | None = None
     rounding: float = 0.0
     dropped: list[str] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
     compared: str = ""
     not_compared: str = ""
 
@@ -105,12 +107,14 @@ class ConversionReport:
         lines += [f"done      {text}" for text in self.steps]
         lines += [f"lost      {text}" for text in (*self.lost, *self.dropped)]
         lines += [f"holds for {text}" for text in self.limits]
+        lines += [f"but for   {text}" for text in self.apart]
         if self.not_compared:
             lines.append(f"compared  no: outputs were not compared on this machine: {self.not_compared}")
             lines += ["exact     no"] if self.losses or self.dropped else []
             return lines
         lines += [f"compared  with {self.compared}"] if self.compared else []
-        lines.append(f"exact     {'no' if self.losses or self.dropped else 'yes'}")
+        said = "yes, but for what is named so" if self.apart else "yes"
+        lines.append(f"exact     {'no' if self.losses or self.dropped else said}")
         return lines
 
 

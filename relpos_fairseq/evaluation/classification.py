@@ -218,8 +218,9 @@ def classify_lines(args: Any) -> None:
     with writer(args.out) as write, progress(description="classify", unit="lines") as bar:
         while chunk := list(islice(lines, 1 if typed else BUFFER)):
             numbered = dict(enumerate(chunk, done + 1))
-            texts = {n: tuple(part.strip() for part in line.split("\t")) for n, line in numbered.items()}
-            outputs = classifier.of_texts({n: one for n, one in texts.items() if any(one)}, args.on_long_line == "cut")
+            shape = str if classifier.converted else str.strip  # whose own library keeps spaces
+            texts = {n: tuple(map(shape, line.split("\t"))) for n, line in numbered.items() if line.strip()}
+            outputs = classifier.of_texts(texts, args.on_long_line == "cut")
             for number, line in numbered.items():
                 write(_shown(classifier, outputs.get(number), {"line": number, "source": line}, args))
             done += len(chunk)

@@ -204,6 +204,8 @@ class Result:
             self.report.dropped += ledger.lost
             for line in ledger.lines():
                 log(line)
+        before = [f"what was lost before: {one}" for one in self.source.origin.lost]
+        self.report.apart += [*self.source.apart, *before]
         if self.begin:
             self.begin(place)
         with doing("compare outputs"):
@@ -232,6 +234,7 @@ def _as_checkpoint(
             build_alone(made)  # which a comparison does: what is written must load
         about = made.origin.record() | {"source": f"{source.kind}: {source.path.name}"}
         about |= {"report": report.lines(), "differences": differences}
+        about["lost"] = [*source.origin.lost, *report.lost, *report.dropped]
         about["compared"] = report.compared or f"no: {report.not_compared}"
         about |= {"ledger": source.ledger.record()} if source.ledger else {}
         write_checkpoint(place, made.checkpoint, about, made.files | made.kept_files, made.texts)

@@ -17,7 +17,6 @@ from torch import Tensor
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError
 from relpos_fairseq.formats import distilbert, hf_deberta, names
-from relpos_fairseq.formats.in_transformers import compare_ids
 from relpos_fairseq.formats.names import Names
 from relpos_fairseq.formats.transformers_folder import AS_TIED, ledger_of, read_weights
 from relpos_fairseq.formats.vocabulary import Vocabulary, of_folder
@@ -117,6 +116,7 @@ class Folder:
         ledger: what became of everything that it holds.
         vocabulary: the order of its rows in fairseq's dictionary.
         notes: assumptions and omissions that the user should know.
+        apart: what an exact conversion of it says nothing of.
     """
 
     path: Path
@@ -128,6 +128,7 @@ class Folder:
     ledger: Ledger
     vocabulary: Vocabulary = field(default_factory=lambda: Vocabulary([], []))
     notes: list[str] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
@@ -177,9 +178,6 @@ def read_folder(path: Path, config: Recorded) -> Folder:
             f"{path}: <pad> is {padding} to the tokenizer and {config['pad_token_id']} to config.json, from which "
             f"positions count: they do not belong together"
         )
-    if folder.vocabulary.files:
-        said, folder.vocabulary.pairs = compare_ids(path, folder.vocabulary.pairs)
-        folder.notes += [said] * bool(said)
     folder.ledger.mark("files", USED, folder.vocabulary.files)
     return folder
 

@@ -32,13 +32,14 @@ from relpos_fairseq.formats.huggingface_folder import (
     Folder,
     read_folder,
 )
-from relpos_fairseq.formats.in_transformers import run_in_transformers, transformers_release
+from relpos_fairseq.formats.in_transformers import compare_ids, run_in_transformers, transformers_release
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
 from relpos_fairseq.saved.checkpoint import ROBERTA
 from relpos_fairseq.saved.identity import DEFAULTS
 from relpos_fairseq.saved.ledger import KEPT, Recorded
 from relpos_fairseq.saved.model import Origin, SavedModel
 from relpos_fairseq.schemes import scheme_class
+from relpos_fairseq.text import load_tokenizer
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
 
 EMBEDDING = f"{ENCODER}.embed_tokens.weight"
@@ -90,6 +91,7 @@ def read_huggingface(path: Path, config: Recorded) -> SavedModel:
         texts=folder.vocabulary.made | {DICTIONARY: folder.vocabulary.dictionary()},
         ledger=folder.ledger,
         notes=folder.notes,
+        apart=folder.apart,
     )
     state[VERSION] = encode_text(saved.plan.describe())
     saved.kept_files = {name: path / name for name in saved.origin.kept_files}
@@ -101,6 +103,12 @@ def _read_pairs(folder: Folder, kinds: list[str]) -> None:
     joined, types = folder.vocabulary.pairs, folder.state["token_types"]
     if joined is None:
         return
+    joined, notes, apart = compare_ids(folder.path, joined, MASKED_LM.kind in kinds)
+    folder.notes += notes
+    folder.apart += apart
+    absolute = "positions" in folder.state and not folder.family.padded
+    if absolute and load_tokenizer(folder.path).carried.get("padding_side") == "left":
+        folder.apart.append("texts of a padded batch: transformers pads on the left, and counts positions from there")
     if not joined.segments and len(types) > 1:
         folder.notes.append("its tokenizer gives every token the type 0: the other types are left out")
         folder.state["token_types"] = types[:1]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from importlib import metadata
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -15,12 +16,15 @@ from relpos_fairseq.conversion.report import NotComparedError, Outputs
 from relpos_fairseq.formats.closing_check import PAIR
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS
 from relpos_fairseq.io.packages import remedy
-from relpos_fairseq.text import SPECIAL, load_tokenizer
-from relpos_fairseq.text.dictionary import BOS, EOS
+from relpos_fairseq.text import MASK, SPECIAL, Tokenizer, load_tokenizer
+from relpos_fairseq.text.dictionary import BOS, EOS, WORD_START
 from relpos_fairseq.text.tokenizer import Pairs
 from relpos_fairseq.text.transformers_files import TRIED
 
 _HEAD_BIASES = ("decoder.bias", "lm_head.bias", "predictions.bias")
+# Of drawn texts: spaces of all kinds, signs that classes replace, what a normalization changes.
+SIGNS = " |  |\t|\u00a0|\u200b|``|''|\"|'|9,|.|-|\u0301|\u00c9|\ufb01|\u4eac".split("|")
+DRAWN = 400
 
 
 def transformers_release() -> str:
@@ -101,40 +105,71 @@ def run_in_transformers(
     return found
 
 
-def compare_ids(folder: Path, pairs: Pairs) -> tuple[str, Pairs]:
-    """Compare a folder's ids with those of AutoTokenizer; return what was found, and what of `pairs` is as there.
+def compare_ids(folder: Path, pairs: Pairs, masked: bool) -> tuple[Pairs, list[str], list[str]]:
+    """Compare a folder's ids with those of AutoTokenizer.
 
-    Without transformers nothing is found. Its release 5 may have other ids than 4, whose ids ours are.
+    Args:
+        folder: the folder.
+        pairs: how its texts are joined here.
+        masked: whether it fills masks.
+
+    Returns:
+        What of `pairs` is as there, what was found, and what was not compared or is read otherwise on purpose.
     """
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        return "", pairs
     release = transformers_release()
     try:
+        from transformers import AutoTokenizer
+
         theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        found = [theirs(text, add_special_tokens=False)["input_ids"] for text in (*TRIED, *PAIR)]
-        single, pair = theirs(PAIR[0]), theirs(*PAIR)
+        parts, single, pair = _ids(theirs, PAIR), theirs(PAIR[0]), theirs(*PAIR)
+    except ImportError:
+        return pairs, [], []  # nor are outputs compared, which is said
     except Exception as error:  # whatever a release makes of a folder that it does not know
         why = " ".join(str(error).split())[:99]
-        return f"ids were not compared: {release} does not load the tokenizer ({why})", pairs
-    ours, said = load_tokenizer(folder), ""
-    for key, given, parts in (("usual", pair, found[-2:]), ("alone", single, found[-2:-1])):
+        return pairs, [], [f"ids of texts, which were not compared: {release} does not load the tokenizer ({why})"]
+    ours, said = load_tokenizer(folder), []
+    for key, given, count in (("usual", pair, 2), ("alone", single, 1)):
         there = given["input_ids"], given.get("token_type_ids", [0] * len(given["input_ids"]))
-        here = ours.pairs.joined(parts, ours.numbers[SPECIAL[BOS]], ours.numbers[SPECIAL[EOS]])
+        here = ours.pairs.joined(parts[:count], ours.numbers[SPECIAL[BOS]], ours.numbers[SPECIAL[EOS]])
         if getattr(pairs, key) and here != there:
             pairs, one = pairs._replace(**{key: False}), int(here[0] == there[0])
             what = ("pairs" if key == "usual" else "single texts") + " in their token types" * one
-            said = f"{what} differ from AutoTokenizer's of {release}: {there[one]} there, {here[one]} here"
-    own = [[ours.numbers[symbol] for symbol in ours.encode(text).pieces] for text in TRIED]
-    differing = [text for text, first, second in zip(TRIED, own, found, strict=False) if first != second]
-    if differing:
-        said = f"ids of {len(differing)} of {len(TRIED)} texts differ from AutoTokenizer's of {release}"
-        said += f" ({differing[0]!r})"
-        if not theirs.is_fast:  # a class in Python reads no tokenizer.json
-            said += ": ours are those of tokenizer.json"
-        elif not release.removeprefix("transformers ").startswith("4."):
-            said += ": ours are those of transformers 4.46, and the result's own tokenizer.json keeps them"
-            return said, pairs
+            said.append(f"{what} differ from AutoTokenizer's of {release}: {there[one]} there, {here[one]} here")
+    texts = [*TRIED, *_drawn(ours)]
+    own = (one.pieces for one in ours.encode_batch(texts))
+    if differing := _differing(texts, ours, own, _ids(theirs, texts)):
+        whose = "transformers 4.46" if theirs.is_fast else "tokenizer.json"  # which a class in Python does not read
+        said.append(
+            f"ids of {len(differing)} of {len(texts)} texts differ from AutoTokenizer's of {release} "
+            f"({min(differing, key=len)!r}): ours are those of {whose}"
+        )
         pairs = pairs._replace(alone=False)
-    return said or f"ids of {len(TRIED)} texts equal AutoTokenizer's ({release})", pairs
+    apart = _masks_apart(ours, theirs) if masked and theirs.mask_token else []
+    return pairs, said or [f"ids of {len(texts)} texts equal AutoTokenizer's ({release})"], apart
+
+
+def _masks_apart(ours: Tokenizer, theirs: Any) -> list[str]:
+    """Return, in words, what texts with a mask have other ids than there: ours are those that training saw."""
+    texts = ("a <mask> a", "a <mask>.")
+    there = _ids(theirs, [text.replace(MASK, theirs.mask_token) for text in texts])
+    found = _differing(texts, ours, map(ours.encode_masked, texts), there)
+    return [f"texts such as {text!r}: a mask stands as a word does, and not as in transformers" for text in found[:1]]
+
+
+def _ids(tokenizer: Any, texts: Iterable[str]) -> list[list[int]]:
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+
+def _differing(texts: Iterable[str], ours: Tokenizer, own: Iterable[list[str]], there: list[list[int]]) -> list[str]:
+    """Return the texts whose symbols here have other numbers than there."""
+    found = zip(texts, own, there, strict=True)
+    return [text for text, symbols, ids in found if [ours.numbers.get(one) for one in symbols] != ids]
+
+
+def _drawn(ours: Tokenizer) -> list[str]:
+    """Draw texts of signs, spaces, and a vocabulary's pieces, in which no special symbol stands."""
+    random = Random(1)
+    pieces = [ours.pieces[symbol].replace(WORD_START, " ").replace("\u0120", " ") for symbol in ours.symbols]
+    parts = (pieces, [*SIGNS, *(one for one in ours.added if one not in ours.names.values())])
+    texts = ["".join(random.choice(random.choice(parts)) for _ in range(random.randint(1, 6))) for _ in range(DRAWN)]
+    return [text for text in texts if not any(name in text for name in ours.names.values())]

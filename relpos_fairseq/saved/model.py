@@ -90,6 +90,7 @@ class Origin:
         kept: tensors by their names there.
         kept_files: places of files.
         rows: its id of each of our rows, -1 where it has none; None: ours are its own.
+        lost: what conversions up to this lost, in words.
     """
 
     family: str = ""
@@ -100,6 +101,7 @@ class Origin:
     kept: dict[str, Tensor] = field(default_factory=dict)
     kept_files: list[str] = field(default_factory=list)
     rows: list[int] | None = None
+    lost: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Origin:
@@ -131,6 +133,7 @@ class SavedModel:
         kept_files: files that no model here reads, by their places in its folder.
         ledger: what became of everything that it holds; None: not recorded.
         notes: assumptions and omissions that the user should know.
+        apart: what an exact conversion of it says nothing of.
         steps: what was done so that it is one of ours.
         longest: tokens of an input for which that holds; None: any.
         takes: options of the conversion that its format used.
@@ -148,6 +151,7 @@ class SavedModel:
     kept_files: dict[str, Path] = field(default_factory=dict)
     ledger: Ledger | None = None
     notes: list[str] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
     longest: int | None = None
     takes: tuple[str, ...] = ()

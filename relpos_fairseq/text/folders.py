@@ -377,6 +377,9 @@ def _read_sentencepiece(paths: list[Path], settings: _Settings) -> State:
     state, albert = sentencepiece_state(paths[0], numbered=False), cls == "Albert"
     before: list[State] = []
     if albert:
+        if isinstance(vocab := state["model"]["vocab"], list):  # of a unigram model: a comma leaves its digit
+            vocab = [(one, score - 100 * (one[-1:] == "," and one[-2:-1].isdigit())) for one, score in vocab]
+            state["model"]["vocab"] = vocab
         before += [replacement({"String": sign}, '"') for sign in ("``", "''")]
         if not settings._flag("keep_accents", False):
             before += [{"type": "NFKD"}, {"type": "StripAccents"}]

@@ -1,14 +1,13 @@
 """Make the content of a tokenizer.json of a model of sentencepiece, which the `tokenizers` library then runs.
 
 A model's ids are the same here and wherever it is exported to. They are sentencepiece's own but where a character that
-the normalization replaces carries a combining mark, which the library drops, and, which is said, around symbols that a
-model finds whole and in a model that keeps spaces or adds none before a text.
+the normalization replaces carries a combining mark, which the library drops.
 """
 
 from __future__ import annotations
 
 import base64
-import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.text.dictionary import MASK, SPECIAL, UNK, WORD_START
 from relpos_fairseq.text.tokenizer import SPELLINGS, State, load_sentencepiece, vocabulary_of
 
-logger = logging.getLogger(__name__)
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4  # kinds of pieces: unknown, control, and found whole in text
 
 
@@ -41,11 +39,6 @@ def sentencepiece_state(model: Path | bytes, numbered: bool = True, released: bo
     if trained.model_type == trained.WORD or trained.treat_whitespace_as_suffix:
         raise UserError(f"{name}: no unigram or BPE model of sentencepiece's, with spaces before words: train one")
     pieces = list(proto.pieces)
-    if numbered and not released:
-        own = [f"around {one.piece}" for one in pieces if one.type == _USER][:1]
-        kept = not (normal.add_dummy_prefix and normal.remove_extra_whitespaces)
-        if found := own + ["that begin a text"] * kept:
-            logger.warning("%s: spaces %s are split otherwise than by sentencepiece itself", name, " and ".join(found))
     steps: list[dict[str, Any]] = []
     if normal.precompiled_charsmap:
         charsmap = base64.b64encode(normal.precompiled_charsmap).decode()
@@ -54,16 +47,27 @@ def sentencepiece_state(model: Path | bytes, numbered: bool = True, released: bo
     if normal.remove_extra_whitespaces or theirs:
         steps += [{"type": "Strip", "strip_left": False, "strip_right": True}] * numbered
         steps.append(replacement({"Regex": " {2,}"}, " "))
+        if not (normal.add_dummy_prefix or theirs):
+            steps.append(replacement({"Regex": rf"\A[ {WORD_START}]+"}, ""))
+    elif normal.add_dummy_prefix:  # before a space too, where the library adds none
+        steps.append(replacement({"Regex": rf"\A[ {WORD_START}]"}, 2 * WORD_START))
     start = "always" if normal.add_dummy_prefix or theirs else "never"
     space: dict[str, Any] = {"type": "Metaspace", "replacement": WORD_START, "prepend_scheme": start}
     space["split"] = trained.split_by_whitespace or theirs
     decoders = [{"type": "ByteFallback"}] * trained.byte_fallback + [space]
-    more = [(one.piece, one.type == _CONTROL) for one in pieces if one.type in (_CONTROL, _USER)]
+    users = [one.piece for one in pieces if one.type == _USER]
+    more = [(one.piece, True) for one in pieces if one.type == _CONTROL]
+    more += [(piece, False) for piece in users if theirs]
     state: State = {
         **{"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None},
         **{"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": space},
         **{"decoder": {"type": "Sequence", "decoders": decoders}, "model": _model(proto, numbered, released)},
     }
+    if users and not theirs:  # found after the space that is put before a text, which an added token has none of
+        longest = "|".join(re.escape(piece) for piece in sorted(users, key=len, reverse=True))
+        whole = {"type": "Split", "pattern": {"Regex": longest}, "behavior": "Isolated", "invert": False}
+        state["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [space, whole]}
+        state["model"] |= {"ignore_merges": True} if state["model"]["type"] == "BPE" else {}
     known = vocabulary_of(state)
     flags = {"normalized": False}
     add_tokens(

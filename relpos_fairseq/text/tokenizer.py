@@ -30,7 +30,7 @@ SPELLINGS = (_RESERVED, ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"), ("[CLS]"
 SENTENCEPIECE_MODEL = "sentencepiece.model"
 SUBWORD_NMT, SENTENCEPIECE = "subword-nmt", "sentencepiece"  # kinds of subwords of `prepare wmt`
 _KINDS = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram"}
-_HIDDEN = "\0"  # before the name of a special symbol that a model would find in text
+_HIDDEN = " \0"  # before the name of a special symbol that a model would find in text; no model sees a space
 # `<mask>` takes the place of a word and of the space before it.
 _MASK_FLAGS = {"single_word": False, "lstrip": True, "rstrip": False, "normalized": False}
 # The printable characters that byte-level BPE writes for the space and for other white space.
@@ -138,12 +138,14 @@ class Tokenizer:
 
     def _lead(self, text: str) -> int:
         """Return how many control characters begin a text and are removed: the library shifts offsets by them."""
-        lead = 0
-        if self.kind == "sentencepiece" and self.model.normalizer is not None:
+        lead, normalizer = 0, self.model.normalizer
+        if self.kind == "sentencepiece" and normalizer is not None:
             while lead < len(text) and unicodedata.category(text[lead])[0] == "C":
-                if text[lead] in "\t\n\v\f\r\x85" or self.model.normalizer.normalize_str(text[lead]):
+                if text[lead] in "\t\n\v\f\r\x85" or normalizer.normalize_str(text[lead]):
                     break  # white space, which is removed alone and kept before a word
                 lead += 1
+        if lead and normalizer.normalize_str(text) != normalizer.normalize_str(text[lead:]):
+            return 0  # a space that would then begin the text
         return lead
 
     def content(self) -> dict[str, Any]:

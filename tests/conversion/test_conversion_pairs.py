@@ -17,10 +17,11 @@ from helpers.commands import relpos
 from helpers.conversion import shake
 from relpos_fairseq.criterions.question_answering import span_logits
 from relpos_fairseq.data.squad import Question, QuestionFile
+from relpos_fairseq.formats import in_transformers
 from relpos_fairseq.inference.checkpoints.loading import load
 from relpos_fairseq.tasks.question_answering import QuestionDataset
 from relpos_fairseq.text.folders import load_tokenizer
-from relpos_fairseq.text.tokenizer import Pairs
+from relpos_fairseq.text.tokenizer import Pairs, Tokenizer
 
 TEXTS = [f"the {a} {b}s a {c}" for a in ("old", "new") for b in ("see", "hear") for c in ("house", "horse", "mouse")]
 LETTERS = [chr(number) for number in range(ord("a"), ord("z") + 1)]
@@ -134,10 +135,14 @@ def test_the_class_of_a_pair_is_transformers(name, tmp_path, capsys):
     model = write(tmp_path / "theirs", name)
     assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
     said = capsys.readouterr().out
+    if CASES[name][4] and not transformers.__version__.startswith("4."):  # whose class has its own template
+        assert "lost      file of the tokenizer: how it joins two texts" in said and "exact     no" in said
+        return
     assert "exact     yes" in said and "differ from AutoTokenizer" not in said
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
-    expected = model(**tokenizer(*TWO, return_tensors="pt")).logits.softmax(-1)[0]
-    (tmp_path / "in").write_text("\t".join(TWO) + "\n")
+    two = (f" {TWO[0]} ", f"{TWO[1]}  ")
+    expected = model(**tokenizer(*two, return_tensors="pt")).logits.softmax(-1)[0]
+    (tmp_path / "in").write_text("\t".join(two) + "\n")
     assert relpos("classify", tmp_path / "ours" / "model.pt", tmp_path / "in", "--cpu") == 0
     label, probability = capsys.readouterr().out.split()
     assert int(label.removeprefix("LABEL_")) == expected.argmax()
@@ -145,7 +150,7 @@ def test_the_class_of_a_pair_is_transformers(name, tmp_path, capsys):
     if CASES[name][0] == "bert":  # and what goes back joins them so too, which the closing check compares
         assert relpos("convert", tmp_path / "ours", "--to", "hf-bert", "--out", tmp_path / "back") == 0
         again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "back").eval()
-        pair = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")(*TWO, return_tensors="pt")
+        pair = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")(*two, return_tensors="pt")
         torch.testing.assert_close(again(**pair).logits.softmax(-1)[0], expected, rtol=0, atol=1e-5)
 
 
@@ -252,21 +257,61 @@ def test_ids_that_are_not_transformers_are_lost_by_name(tmp_path, capsys, monkey
     assert "lost      file of the tokenizer: the ids of a text: not read here" in said and "exact     no" in said
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"user_defined_symbols": ["<2de>"]}, "spaces around <2de> are split"),
-        ({"add_dummy_prefix": False}, "spaces that begin a text are split"),
-        ({}, ""),
-    ],
-)
-def test_what_is_split_otherwise_than_by_sentencepiece_is_said(options, said, tmp_path, caplog):
-    (tmp_path / "lines").write_text("\n".join(TEXTS))
-    prefix = str(tmp_path / "sentencepiece")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "lines"),
-        model_prefix=prefix,
-        **{"vocab_size": 23, "minloglevel": 2, "hard_vocab_limit": False} | options,
-    )
-    load_tokenizer(tmp_path)
-    assert said in caplog.text and bool(said) == ("otherwise than by sentencepiece" in caplog.text)
+def test_texts_that_few_have_are_compared_too(tmp_path, capsys, monkeypatch):
+    """A tokenizer that differs in two backticks alone."""
+    write(tmp_path / "theirs", "bert")
+    ours = load_tokenizer(tmp_path / "theirs")
+    state = ours.content()
+    step = {"type": "Replace", "pattern": {"String": "``"}, "content": "a"}
+    state["normalizer"] = {"type": "Sequence", "normalizers": [step, state["normalizer"]]}
+    monkeypatch.setattr(in_transformers, "load_tokenizer", lambda folder: Tokenizer(state, {}, ours.names))
+    assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
+    said = capsys.readouterr().out
+    assert "lost      file of the tokenizer: the ids of a text: not read here" in said and "exact     no" in said
+
+
+def test_ids_that_were_not_compared_are_named_where_exact_stands(tmp_path, capsys, monkeypatch):
+    """As of a class that a release cannot load."""
+    write(tmp_path / "theirs", "bert")
+
+    def broken(*given, **more):
+        raise ValueError("no such class")
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", broken)
+    assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
+    said = capsys.readouterr().out
+    assert "but for   ids of texts, which were not compared: transformers" in said
+    assert "exact     yes, but for what is named so" in said
+
+
+def test_padding_on_the_left_is_named_where_exact_stands(tmp_path, capsys, monkeypatch):
+    """Positions of a BERT count it: a text of a padded batch has other outputs than alone."""
+    monkeypatch.setitem(CASES, "left", ("bert", wordpiece, "BertTokenizer", {"padding_side": "left"}, ""))
+    write(tmp_path / "theirs", "left")
+    assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
+    said = capsys.readouterr().out
+    assert "but for   texts of a padded batch: transformers pads on the left" in said
+    assert "exact     yes, but for what is named so" in said
+
+
+def test_masks_that_stand_otherwise_than_there_are_named_where_exact_stands(tmp_path, capsys):
+    """The full stop after a mask begins a word in transformers' XLM-R."""
+    write(tmp_path / "theirs", "bert, xlm-r's", "MaskedLM")
+    assert relpos("convert", tmp_path / "theirs", "--to", "same", "--out", tmp_path / "ours") == 0
+    said = capsys.readouterr().out
+    assert "but for   texts such as 'a <mask>.'" in said and "exact     yes, but for what is named so" in said
+
+
+def test_what_was_lost_before_is_said_again(tmp_path, capsys, monkeypatch):
+    """The second conversion is exact, and its result is still no exact one of the first source."""
+    monkeypatch.setitem(CASES, "odd", ("bert", wordpiece, "BertTokenizer", {}, "^0B0|0A0|0"))
+    write(tmp_path / "theirs", "odd")
+    source = tmp_path / "theirs"
+    for name in ("first", "second", "third"):
+        assert relpos("convert", source, "--to", "same", "--out", tmp_path / name) == 0
+        source, said = tmp_path / name, capsys.readouterr().out
+        before = "but for   what was lost before: file of the tokenizer: how it joins two texts: not read here\n"
+        assert said.count(before) == (name != "first")
+        assert ("exact     yes, but for what is named so" if name != "first" else "exact     no") in said
+    assert relpos("convert", source, "--to", "hf-bert", "--out", tmp_path / "back") == 0
+    assert before in capsys.readouterr().out

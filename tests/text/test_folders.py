@@ -8,11 +8,12 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import transformers
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from helpers.tokenizers import MAKERS, ODD, SENTENCES, SETTINGS, TRAINED, lines, train, write_folders
+from helpers.tokenizers import DEBERTA, MAKERS, ODD, SENTENCES, SETTINGS, TRAINED, lines, train, write_folders
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
 from relpos_fairseq.text.tokenizer import load_sentencepiece
@@ -66,6 +67,7 @@ def own_ids(tokenizer, text: str) -> list[int]:
 @pytest.mark.parametrize("name", SETTINGS)
 @QUICK
 @given(text=ANY_TEXT)
+@example(text="\x07 .")
 def test_ids_are_those_of_autotokenizer(pairs, name, text):
     ours, theirs = pairs[name]
     assert theirs.is_fast
@@ -100,6 +102,19 @@ def test_special_symbols_are_named(pairs, name):
         assert ours.numbers[symbol] == getattr(theirs, f"{role}_token_id"), symbol
         assert not {"<s>", "<pad>", "</s>", "<mask>"} & {*ours.encode(f"a {getattr(theirs, f'{role}_token')} b").pieces}
     assert not set(roles) & set(ours.symbols)
+
+
+def test_a_comma_leaves_its_digit_and_quotes_are_one_sign_for_albert(tmp_path):
+    texts = [f"``So '' {one}9,0 {one}9,{two}9, as" for one in range(1, 9) for two in range(1, 9)]
+    given = {"split_by_number": False, "split_by_unicode_script": False, "minloglevel": 2, "hard_vocab_limit": False}
+    given |= DEBERTA | {"pad_piece": "<pad>", "unk_piece": "<unk>", "vocab_size": 40}
+    with (tmp_path / "spiece.model").open("wb") as model:
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts * 2), model_writer=model, **given)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "AlbertTokenizer"}')
+    ours, theirs = load_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert "\u258129," in ours.pieces.values()
+    for text in [*texts[:9], "9,", "29, 39,", "``a", "''", " `` a''"]:
+        assert own_ids(ours, text) == theirs(text, add_special_tokens=False)["input_ids"], text
 
 
 # The way out

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import pickle
 import re
 import unicodedata
 
 import pytest
+import sentencepiece
 from fairseq.data import Dictionary
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -294,3 +296,27 @@ def test_bad_text(tmp_path, tokenizers):
     for tokenizer in tokenizers.values():
         with pytest.raises(ValueError, match="half of a surrogate pair"):
             tokenizer.encode("a \ud83d b")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"user_defined_symbols": ["<2de>", "th", "the"]},
+        {"user_defined_symbols": ["<2de>"], "model_type": "bpe", "split_by_whitespace": False},
+        {"add_dummy_prefix": False},
+        {"remove_extra_whitespaces": False},
+        {"add_dummy_prefix": False, "remove_extra_whitespaces": False},
+    ],
+)
+def test_ids_are_sentencepieces_own(options, tmp_path) -> None:
+    """Of any spaces, and around symbols that a model finds whole."""
+    prefix, given = str(tmp_path / "sentencepiece"), {"vocab_size": 120, "minloglevel": 2, "hard_vocab_limit": False}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(TEXTS * 9), model_prefix=prefix, **given | options)
+    library = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+    ours = load_tokenizer(tmp_path)
+    parts = ["<2de>", "Two", "th", "the", "Panthers", " ", "  ", "\t", "\u2581", ".", "\u00bd", "\0</s>", "\u6771"]
+    for text in map("".join, itertools.product(["", *parts], repeat=3)):
+        expected = library.id_to_piece(library.encode(text))
+        found = [ours.pieces.get(one, one) for one in ours.encode(text).pieces]
+        assert found == expected, text
