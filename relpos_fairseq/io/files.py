@@ -289,7 +289,8 @@ def check_outputs(outputs: Mapping[str, Path], inputs: Mapping[str, Path]) -> No
     """
     for what, output in outputs.items():
         for name, path in inputs.items():
-            same = output.resolve() == path.resolve() or (output.exists() and path.exists() and output.samefile(path))
+            same = os.path.realpath(output) == os.path.realpath(path)  # a loop of links, too
+            same = same or (output.exists() and path.exists() and output.samefile(path))
             if same and not path.is_dir():
                 raise UserError(f"{what} {output} is also an input ({name}) and would be overwritten: name another")
 
