@@ -18,10 +18,14 @@ import typing
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from relpos_fairseq.io.errors import UserError
 
+Count = Annotated[int, "from 0"]
+Amount = Annotated[float, "from 0"]
+Number = Annotated[float, "or none: a loss that diverged, a correlation of equal predictions"]
+Noted = Annotated[object, "with no whole number below 0, and no fraction that is none"]  # at any depth
 REQUIRED: Any = object()  # as a default: the file must be there
 REMEDY = "copy it again or give another"
 SHOWN = 200  # characters of a library's own words
@@ -194,7 +198,8 @@ def of_type(value: Any, wanted: Any, place: str = "") -> Any:
     Args:
         value: what was read.
         wanted: object (anything), None, bool, int, float (finite; a whole number too), str, list[T], tuple[A, B] (a
-            list of just these), dict[str, T], a TypedDict (further keys are allowed), Literal[...], or a union.
+            list of just these), dict[str, T], a TypedDict (further keys are allowed), Literal[...], or a union; Count
+            and the types beside it; Annotated[A, B] for what is of both.
         place: where the value stands, for the message: "data/0/title".
     """
     wrong = _wrong(value, wanted, (place,) if place else ())
@@ -215,6 +220,8 @@ def _wrong(value: Any, wanted: Any, place: Place) -> Wrong | None:
     origin, parts, is_record = _parts(wanted)
     if wanted in (object, Any):
         return None
+    if origin is Annotated:
+        return next((wrong for one in parts if (wrong := _wrong(value, one, place)) is not None), None)
     if origin in (types.UnionType, typing.Union):
         return _of_none(value, parts, place)
     if origin is typing.Literal:
@@ -231,9 +238,9 @@ def _wrong(value: Any, wanted: Any, place: Place) -> Wrong | None:
     if origin is list:
         return _first(((one, parts[0], number) for number, one in enumerate(value)), place)
     if origin is dict:
-        strange = next((key for key in value if not isinstance(key, parts[0])), None)
+        strange = next((wrong for key in value if (wrong := _wrong(key, parts[0], place)) is not None), None)
         if strange is not None:
-            return place, strange, "a name as a key"
+            return place, strange[1], f"{strange[2]} as a key"
         return _first(((one, parts[1], key) for key, one in value.items()), place)
     return None
 
@@ -262,7 +269,7 @@ def _of_record(value: Any, wanted: Any, place: Place) -> Wrong | None:
     return _first(((value[name], part, name) for name, part in types_of.items() if name in value), place)
 
 
-_types_of = functools.cache(typing.get_type_hints)
+_types_of = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))
 
 
 @functools.cache
@@ -288,18 +295,30 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return isinstance(value, int) or math.isfinite(value)
+    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _is_noted(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return all(map(_is_noted, value.values() if isinstance(value, dict) else value))
+    return value >= 0 if isinstance(value, int) else not isinstance(value, float) or math.isfinite(value)
 
 
 _PLAIN: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     types.NoneType: ("null", lambda value: value is None),
     None: ("null", lambda value: value is None),
     bool: ("true or false", lambda value: isinstance(value, bool)),
-    int: ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    int: ("a whole number", _is_whole),
     float: ("a number", _is_number),
+    Count: ("a whole number from 0", lambda value: _is_whole(value) and value >= 0),
+    Amount: ("a number from 0", lambda value: _is_number(value) and value >= 0),
+    Number: ("a number or NaN", lambda value: isinstance(value, float) or _is_whole(value)),
+    Noted: ("a value whose counts are from 0", _is_noted),
     str: ("a text", lambda value: isinstance(value, str)),
     list: ("a list", lambda value: isinstance(value, list)),
     tuple: ("a list", lambda value: isinstance(value, list)),

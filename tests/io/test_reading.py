@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from helpers import ROOT
 from relpos_fairseq.io.command import run_command
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.reading import of_type, read_json, read_json_lines, read_yaml, reading
+from relpos_fairseq.io.reading import Amount, Count, Number, of_type, read_json, read_json_lines, read_yaml, reading
 
 
 class Named(TypedDict):
@@ -48,6 +48,10 @@ class Row(Named, total=False):
         (b'["a"]', tuple[str, str], "must be a list of 2"),
         (b"[]", dict[str, int] | str, r"the whole is \[\], and must be an object or a text"),
         (b'"c"', Literal["a", "b"], "must be one of a, b"),
+        (b"-1", Count, "must be a whole number from 0"),
+        (b'{"a": -0.5}', dict[str, Amount | None], "a is -0.5, and must be a number from 0 or null"),
+        (b'{"name": 3, "of": "a"}', Annotated[dict[str, object], Named], "name is 3, and must be a text"),
+        (b'{"c": 1}', dict[Literal["a", "b"], int], '"c", and must be one of a, b as a key'),
     ],
 )
 def test_wrong_json_is_one_line(tmp_path: Path, content: bytes, wanted: Any, said: str) -> None:
@@ -64,6 +68,8 @@ def test_right_json_is_read(tmp_path: Path) -> None:
     assert read_json(tmp_path / "none", default=None) is None
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "none")
+    path.write_text('{"loss": NaN, "updates": 1}', encoding="utf-8")
+    assert read_json(path, dict[str, Number])["updates"] == 1
     path.write_text('[1]\n\n{"a": "\u2028"}\n', encoding="utf-8")
     assert read_json_lines(path) == [[1], {"a": "\u2028"}]
     path.write_text("[1]\n[2\n", encoding="utf-8")
