@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, TextIO
 from relpos_fairseq.io import ledger
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.ledger import STAMPS as STAMPS
+from relpos_fairseq.io.reading import ordinary
 
 TEMPORARY = ".partial-"  # in front, so that the suffix still tells the file's kind
 # A temporary name: the machine, the process, when the process began, a number within it; then the name it is for.
@@ -396,7 +397,7 @@ def sha256_of(path: str | Path, hashes: "Hashes | None" = None) -> str:
 def hash_file(path: Path, algorithms: Iterable[str] = ("sha256",)) -> dict[str, str]:
     """Read a file once; return its hash by each algorithm."""
     digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
-    with path.open("rb") as file:
+    with ordinary(path).open("rb") as file:
         while block := file.read(BLOCK):
             for digest in digests.values():
                 digest.update(block)

@@ -13,6 +13,7 @@ import gzip
 import json
 import math
 import os
+import stat
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ from typing import Annotated, Any
 from relpos_fairseq.io.errors import UserError
 
 Count = Annotated[int, "from 0"]
+Positive = Annotated[int, "from 1"]
 Amount = Annotated[float, "from 0"]
 Number = Annotated[float, "or none: a loss that diverged, a correlation of equal predictions"]
 Noted = Annotated[object, "with no whole number below 0, and no fraction that is none"]  # at any depth
@@ -77,10 +79,23 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
+def ordinary(path: str | Path) -> Path:
+    """Return a path of no pipe and no device, which may have no end; a pipe of the shell's (`<(...)`) is one's wish.
+
+    Raises:
+        UserError: it is one.
+        OSError: there is nothing.
+    """
+    mode, by_shell = os.stat(path).st_mode, str(path).startswith(("/dev/", "/proc/"))
+    if stat.S_ISFIFO(mode) and by_shell or str(path) == os.devnull or stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return Path(path)
+    raise UserError(f"{path} is a pipe, socket or device, which may have no end: give an ordinary file")
+
+
 def read_text(path: str | Path, kind: str = "a text") -> str:
     """Return the text of a UTF-8 file, without a mark of its byte order."""
     with reading(path, kind, "convert it to UTF-8, or copy it again"):
-        return Path(path).read_bytes().decode("utf-8-sig")
+        return ordinary(path).read_bytes().decode("utf-8-sig")
 
 
 def read_json(
@@ -105,7 +120,7 @@ def read_json(
     """
     try:
         with reading(path, "JSON" if wanted is object else "the JSON that is expected", remedy, error):
-            return parse_json(Path(path).read_bytes(), wanted)
+            return parse_json(ordinary(path).read_bytes(), wanted)
     except (FileNotFoundError, NotADirectoryError):
         if default is REQUIRED or os.path.lexists(path):
             raise
@@ -116,7 +131,7 @@ def read_json_lines(path: str | Path, wanted: Any = object, remedy: str = REMEDY
     """Return the values of a file, or one of gzip's (`.gz`), with one in JSON a line; see `read_json`."""
     found = []
     with reading(path, "lines of JSON", remedy):
-        content = Path(path).read_bytes()
+        content = ordinary(path).read_bytes()
         content = gzip.decompress(content) if Path(path).suffix == ".gz" else content
         for number, line in enumerate(content.split(b"\n"), 1):
             if line.strip():
@@ -172,7 +187,7 @@ def read_yaml(path: str | Path, wanted: Any = object) -> Any:
             return super().construct_mapping(node, deep)
 
     with reading(path, "the YAML that is expected"):
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = ordinary(path).read_bytes().decode("utf-8-sig")
         value = yaml.load(text, Loader)
         _count(value, {})
         return of_type(value, wanted)
@@ -316,6 +331,7 @@ _PLAIN: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     int: ("a whole number", _is_whole),
     float: ("a number", _is_number),
     Count: ("a whole number from 0", lambda value: _is_whole(value) and value >= 0),
+    Positive: ("a whole number from 1", lambda value: _is_whole(value) and value >= 1),
     Amount: ("a number from 0", lambda value: _is_number(value) and value >= 0),
     Number: ("a number or NaN", lambda value: isinstance(value, float) or _is_whole(value)),
     Noted: ("a value whose counts are from 0", _is_noted),

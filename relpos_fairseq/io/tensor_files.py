@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.io.errors import UserError, unreadable
-from relpos_fairseq.io.reading import reading
+from relpos_fairseq.io.reading import ordinary, reading
 
 PACKAGE = __name__.partition(".")[0]
 REMEDY = "copy it again, or give the data, options and version of its training"
@@ -40,6 +40,7 @@ def loading(
     """
     with reading(path, f"a {kind}", error=error):
         try:
+            ordinary(path)
             if whole and zipfile.is_zipfile(path):
                 with zipfile.ZipFile(path) as archive:
                     if (wrong := archive.testzip()) is not None:
