@@ -314,6 +314,8 @@ def test_wrong_specifications(tmp_path, capsys):
             "two tasks would be called x-lr1-epochs3: choose other labels",
         ),
         ({**SMALL, "tasks": {"x": {}}}, "task x: there is no kind 'x'"),
+        ({**SMALL, "tasks": {"x": {"kind": "copy", "train": [1]}}}, "task x: train is [1], and must be an object"),
+        ({**SMALL, "tasks": {"x": {"kind": "copy", "generate": {1: 2}}}}, "generate is 1, and must be a text as a key"),
     ):
         assert relpos(["compare", "run", str(write(tmp_path / "wrong.yaml", content))]) == 2
         error = capsys.readouterr().err
