@@ -290,10 +290,14 @@ def check_outputs(outputs: Mapping[str, Path], inputs: Mapping[str, Path]) -> No
     """
     for what, output in outputs.items():
         for name, path in inputs.items():
-            same = os.path.realpath(output) == os.path.realpath(path)  # a loop of links, too
-            same = same or (output.exists() and path.exists() and output.samefile(path))
+            same = same_file(output, path)
             if same and not path.is_dir():
                 raise UserError(f"{what} {output} is also an input ({name}) and would be overwritten: name another")
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Tell whether two paths, of which one may lead nowhere or in a circle, are of one place or one file."""
+    return os.path.realpath(one) == os.path.realpath(other) or (one.exists() and other.exists() and one.samefile(other))
 
 
 def remove(path: Path) -> None:

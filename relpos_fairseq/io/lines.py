@@ -7,7 +7,7 @@ import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -105,6 +105,7 @@ def lines_of(path: Path | None) -> Iterator[str]:
     if path is not None and str(path) != "-" and not is_stream(path):
         yield from read_lines(path)
         return
+    stream: AbstractContextManager[BinaryIO]
     if path is None or str(path) == "-":
         if sys.stdin.isatty():
             hush()
