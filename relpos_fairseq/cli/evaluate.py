@@ -98,7 +98,7 @@ class EvaluateLm:
         print(compare(self.checkpoints, self.data, self.split, self.tokens, readings, self.by_token, boundaries))
 
 
-@command("evaluate length", "perplexity of a language model by length of context and memory")
+@command("evaluate length", "perplexity of a language model by length of context and memory", interrupted=CONTINUE)
 class EvaluateLength:
     """Perplexity of a language model by the length of its context and of its memory.
 
@@ -178,7 +178,7 @@ class EvaluateQa:
         evaluate(self)
 
 
-@command("evaluate xtreme", "accuracy and F1 in every language of XTREME")
+@command("evaluate xtreme", "accuracy and F1 in every language of XTREME", interrupted=CONTINUE)
 class EvaluateXtreme(Questions):
     r"""Evaluate models that were fine-tuned on English in every language that is there (XTREME).
 

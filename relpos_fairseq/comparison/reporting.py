@@ -37,9 +37,9 @@ COST_HEADERS = ("scheme", "parameters", "processor seconds", "tokens/s", "MB")
 READING = (
     "Intervals: hierarchical bootstrap over seeds and examples. A further seed: where the score of a seed that was not "
     "run lies, by Student's t. p: exact sign-flip permutation of the seeds' differences, Holm: corrected within the "
-    "table; **bold** is what survives at 5 %. Detectable: the difference that so many seeds would find with a power of "
-    "80 %. Within: in how many seeds the examples alone tell the difference, above (+) and below (-) 0, by a paired "
-    "bootstrap: it says nothing of other seeds."
+    "table; **bold** is what survives at 5 %. Detectable: the difference that this test of so many seeds would find "
+    "with a power of 80 %; nothing, where no difference makes its p survive. Within: in how many seeds the examples "
+    "alone tell the difference, above (+) and below (-) 0, by a paired bootstrap: it says nothing of other seeds."
 )
 CHOSEN = (
     "Each scheme has the learning rate and number of epochs whose median run is best on the data of validation; its "
@@ -168,8 +168,8 @@ def csv_text(summary: Summary) -> str:
                 cost, numbers = part.costs[scheme], rounded(row.estimate, "mean", "low", "high")
                 if len(row.seeds) > 1:
                     numbers |= {"seed_low": f"{row.further.low:.6g}", "seed_high": f"{row.further.high:.6g}"}
-                numbers |= {"parameters": cost.parameters, "processor_seconds": f"{cost.seconds:.1f}"}
-                numbers |= {"megabytes": f"{cost.megabytes:.0f}"}
+                numbers |= {"parameters": cost.parameters, "processor_seconds": known(cost.seconds, ".1f")}
+                numbers |= {"megabytes": known(cost.megabytes, ".0f")}
                 write(place, scheme=scheme, seeds=len(row.seeds), **numbers)
             for one in table.differences:
                 numbers = rounded(one.estimate, "difference", "difference_low", "difference_high")
@@ -177,6 +177,11 @@ def csv_text(summary: Summary) -> str:
                 numbers |= {"other": one.other, "seeds_above": one.above, "seeds_below": one.below}
                 write(place, scheme=one.scheme, seeds=one.seeds, **numbers)
     return text.getvalue()
+
+
+def known(value: float | None, form: str) -> str:
+    """Return a cost, or "" where it is not known: a training that was killed has not said it."""
+    return "" if value is None else format(value, form)
 
 
 def rounded(value: Estimate, *names: str) -> dict[str, str]:
@@ -230,7 +235,7 @@ def difference_cells(one: Difference | None, digits: int) -> list[str]:
         sign + format_number(one.estimate.mean, digits) + format_interval(one.estimate, digits),
         f"{one.p:.3f}",
         f"{one.holm:.3f}",
-        format_number(one.detectable, digits),
+        format_number(one.detectable, digits) if np.isfinite(one.detectable) else "nothing",
         f"+{one.above} -{one.below}",
     ]
 
@@ -248,7 +253,7 @@ def format_interval(value: Estimate, digits: int) -> str:
 def cost_rows(part: TaskSummary) -> list[list[str]]:
     """Return each scheme's parameters, time, speed and memory."""
     return [
-        [name, f"{c.parameters:,}", f"{c.seconds:.0f}", f"{c.speed:,.0f}", f"{c.megabytes:,.0f}"]
+        [name, f"{c.parameters:,}", *(known(one, ",.0f") or "unknown" for one in (c.seconds, c.speed, c.megabytes))]
         for name, c in part.costs.items()
     ]
 

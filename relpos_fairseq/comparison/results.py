@@ -15,25 +15,54 @@ import time
 from pathlib import Path
 from typing import TypedDict
 
+from relpos_fairseq.comparison.scores import Packed
+from relpos_fairseq.comparison.training_run import Training
 from relpos_fairseq.io.files import TEMPORARY, open_text_out, write_json
-from relpos_fairseq.io.reading import read_json, read_json_lines
+from relpos_fairseq.io.reading import Amount, Number, read_json, read_json_lines
 from relpos_fairseq.io.stages import locked
 
 ARCHIVE = "results.jsonl.gz"
 
 
-class Result(TypedDict):
-    """A line of the archive."""
+class ScoredSet(TypedDict):
+    """The scores of a test set."""
 
-    run: str
+    values: dict[str, Number]
+    lengths: Packed
+    statistics: dict[str, Packed]
+    seconds: Amount
+
+
+class _Kind(TypedDict):
+    kind: str
+
+
+class _Settings(TypedDict):
+    task: _Kind
+    train: dict[str, object]
+
+
+class Result(Training):
+    """What is kept of a run."""
+
     task: str
     scheme: str
     seed: int
-    sets: dict[str, dict[str, object]]
-    settings: dict[str, object]
+    code: str
+    data: str
+    unit: str
+    versions: dict[str, str]
+    sets: dict[str, ScoredSet]
+    settings: _Settings
 
 
-KEYS = Result.__required_keys__ - {"run"}  # that every result has
+class _Line(Result):
+    """A line of the archive."""
+
+    run: str
+
+
+REMEDY = "delete it, and its run is made again"
 
 
 class ResultStore:
@@ -59,7 +88,7 @@ class ResultStore:
     def read(self, name: str) -> dict | None:
         """Return a run's result from its own file or from the archive, or None where neither has it."""
         # The file first: `fold` removes it after its line is in the archive.
-        found = read_json(self.path(name), dict[str, object], None)
+        found = read_json(self.path(name), Result, None, REMEDY)
         return self.archived().get(name) if found is None else found
 
     def newest(self, task: str, scheme: str, seed: int, settings: dict) -> dict | None:
@@ -69,7 +98,7 @@ class ResultStore:
         times = {name: line.get("finished", "") for name, line in found.items()}
         for path in self.files():
             name = f"{path.parent.name}/{path.stem}"
-            if name.startswith(start) and (result := read_json(path, dict[str, object], None)):
+            if name.startswith(start) and (result := read_json(path, Result, None, REMEDY)):
                 changed = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
                 found[name], times[name] = result, result.get("finished", changed)
         matching = [name for name, one in found.items() if one["scheme"] == scheme and one["settings"] == settings]
@@ -77,7 +106,7 @@ class ResultStore:
 
     def files(self) -> list[Path]:
         """Return the JSON files of single runs, without those that are still being written."""
-        return sorted(path for path in self.folder.glob("*/*.json") if not path.name.startswith(TEMPORARY))
+        return sorted(path for path in self.folder.glob("*/*-seed*-*.json") if not path.name.startswith(TEMPORARY))
 
     def archived(self) -> dict[str, dict]:
         """Return the archive's results by the names of their runs; the file is read only if it has changed."""
@@ -93,14 +122,14 @@ class ResultStore:
     def fold(self) -> int:
         """Move the results of all JSON files into the archive; return how many were moved.
 
-        A file that lacks one of `KEYS` stays where it is.  If the process is killed, every result is in the archive,
-        in its own file, or in both.
+        Files of other names stay where they are.  If the process is killed, every result is in the archive, in its own
+        file, or in both.
         """
         if not self.files():
             return 0
         with locked(self.folder, wait=True):
-            read = {path: read_json(path, dict[str, object], None) for path in self.files()}
-            files = {path: found for path, found in read.items() if found and found.keys() >= KEYS}
+            read = {path: read_json(path, Result, None, REMEDY) for path in self.files()}
+            files = {path: found for path, found in read.items() if found}
             merged = dict(self.archived())
             merged |= {f"{path.parent.name}/{path.stem}": result for path, result in files.items()}
             with open_text_out(self.folder / ARCHIVE, renews=True) as archive:
@@ -117,4 +146,4 @@ def read_archive(path: Path) -> dict[str, dict]:
     Raises:
         UserError: the file is not gzip, or its lines are not results in JSON.
     """
-    return {line.pop("run"): line for line in read_json_lines(path, Result)}
+    return {line.pop("run"): line for line in read_json_lines(path, _Line)}

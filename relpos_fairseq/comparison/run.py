@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-from relpos_fairseq.comparison.results import ResultStore
+from relpos_fairseq.comparison.results import ResultStore, ScoredSet
 from relpos_fairseq.comparison.scores import METRICS, pack
 from relpos_fairseq.comparison.spec import Spec
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace
-from relpos_fairseq.comparison.training_run import train
+from relpos_fairseq.comparison.training_run import Training, train
 from relpos_fairseq.io import processor
 from relpos_fairseq.io.files import Hashes, remove, write_json
 from relpos_fairseq.io.manifests import versions
@@ -87,11 +87,12 @@ class Run:
         workspace = Workspace(self.task, self.task.data_folder(work), folder, threads, self.seed)
         data, checkpoints = workspace.data / "bin", workspace.checkpoints
         # The folder is the run's own, by its hash: what a kill has left there, fairseq's or ours, is gone on with.
-        stages = [Stage("train", partial(train, workspace, self.flags), [data], [checkpoints], keeps=True)]
+        training = partial(train, workspace, self.flags)
+        stages = [Stage("train", training, [data], [checkpoints], keeps=True, counted=Training)]
         for name in self.task.sets():
             file = folder / "scores" / f"{name}.json"
             score = partial(self._score, name, workspace, file)
-            stages.append(Stage(f"score-{name}", score, [checkpoints], [file], keeps=True))
+            stages.append(Stage(f"score-{name}", score, [checkpoints], [file], keeps=True, counted=ScoredSet))
         made = run_stages(stages, folder)
         store.write(
             self.name(code),

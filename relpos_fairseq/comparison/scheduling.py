@@ -10,14 +10,16 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import mean
+from typing import Annotated, Any, Literal, TypedDict
 
 from relpos_fairseq.comparison.choices import choices_of, choices_table
 from relpos_fairseq.comparison.further import verdicts
 from relpos_fairseq.comparison.results import ResultStore
 from relpos_fairseq.comparison.run import Run, code_version, runs_of
+from relpos_fairseq.comparison.scores import METRICS
 from relpos_fairseq.comparison.spec import Spec, read_spec, seeds_of
 from relpos_fairseq.comparison.tasks.base import prepare_process
 from relpos_fairseq.comparison.training_run import TrainingLog
@@ -25,6 +27,7 @@ from relpos_fairseq.io.errors import BusyError, ToolError, UserError
 from relpos_fairseq.io.files import write_text
 from relpos_fairseq.io.processes import Fork, wait_for
 from relpos_fairseq.io.progress import counted, duration, progress, say
+from relpos_fairseq.io.reading import Number, of_type
 
 RETRY = 30.0  # seconds until a run is tried again that another process has at work
 FAILED = "failed.txt"
@@ -90,7 +93,10 @@ class Comparison:
 
     def result(self, run: Run) -> dict | None:
         """Return a run's result or None; with `any_code` that of another version of the code, the newest."""
-        return self.newest(run) if self.any_code else self.store.read(run.name(self.code))
+        found = self.newest(run) if self.any_code else self.store.read(run.name(self.code))
+        return found and of_type(
+            found, _type_for(run.task.noted, run.task.sets(), run.task.logged), f"the result of {run.title}"
+        )
 
     def ended(self) -> list[tuple[Run, dict]]:
         """Return the runs that have a result, with it."""
@@ -99,7 +105,7 @@ class Comparison:
 
     def durations(self) -> list[float]:
         """Return the seconds of the runs that have ended."""
-        every = [sum(one.get("seconds", 0.0) for one in (each, *each["sets"].values())) for _, each in self.ended()]
+        every = [sum(one["seconds"] for one in (each, *each["sets"].values())) for _, each in self.ended()]
         return [seconds for seconds in every if seconds]
 
     def missing(self) -> list[Run]:
@@ -175,6 +181,18 @@ class Comparison:
         """Return why a run's last attempt failed, or None."""
         path = self.folder(run) / FAILED
         return path.read_text(encoding="utf-8").strip() if path.exists() else None
+
+
+@cache
+def _type_for(noted: Any, sets: tuple[str, ...], logged: tuple[str, ...]) -> Any:
+    """Return the type of a task's results: scores of its sets in metrics that are known, and all that it logs."""
+
+    def having(**parts: Any) -> Any:
+        return TypedDict("Having", parts)  # type: ignore[misc]
+
+    metrics: Any = Literal[tuple(METRICS)]  # type: ignore[valid-type]
+    scored: Any = Annotated[noted, having(statistics=dict[metrics, object])]
+    return having(sets=having(**dict.fromkeys(sets, scored)), validations=list[having(**dict.fromkeys(logged, Number))])
 
 
 def as_numbers(text: str) -> list[int]:

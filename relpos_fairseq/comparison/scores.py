@@ -9,10 +9,13 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
+
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.reading import Count
 
 ORDERS = 4  # of BLEU's n-grams
 CHRF_ORDERS, CHRF_BETA = 6, 2
@@ -141,8 +144,8 @@ def of_translations(system: list[str], reference: list[str], bleu: BLEU) -> dict
 class Packed(TypedDict):
     """An array as JSON."""
 
-    type: str
-    shape: list[int]
+    type: Literal["|u1", "<i2", "<i4", "<i8", "<f4"]
+    shape: list[Count]
     zlib: str
 
 
@@ -160,5 +163,8 @@ def pack(array: np.ndarray) -> Packed:
 
 def unpack(packed: Packed) -> np.ndarray:
     """Return the array of `pack`, as float64."""
-    data = zlib.decompress(base64.b64decode(packed["zlib"]))
-    return np.frombuffer(data, packed["type"]).reshape(packed["shape"]).astype(np.float64)
+    try:
+        data = zlib.decompress(base64.b64decode(packed["zlib"]))
+        return np.frombuffer(data, packed["type"]).reshape(packed["shape"]).astype(np.float64)
+    except (zlib.error, ValueError) as error:
+        raise UserError(f"an array of a result is damaged ({error}): copy the result again, or delete it") from None

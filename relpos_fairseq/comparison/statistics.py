@@ -23,6 +23,7 @@ from scipy.stats import norm, t
 
 from relpos_fairseq.comparison.scores import Metric
 
+LEVEL = 0.05  # that a corrected p is compared with
 FEW_SEEDS = 6  # below it no exact two-sided test over seeds reaches p < .05
 EXACT = 16  # seeds up to which all sign flips are counted; beyond, so many random ones:
 FLIPS = 1 << EXACT
@@ -127,15 +128,18 @@ def holm(values: list[float]) -> list[float]:
 
 
 def detectable(differences: np.ndarray, comparisons: int) -> float:
-    """Return the difference that so many seeds (S,) would find with a power of 80 %.
+    """Return the difference that `sign_flip` of so many seeds (S,) would find with a power of 80 %.
 
-    A paired t-test's, at 5 % divided by the number of comparisons; infinite for one seed.
+    At 5 % divided by the number of comparisons: infinite where its least p is above, what lets the signs of all seeds
+    agree where its next p is above, and else, as it hardly differs there, a paired t-test's.
     """
-    seeds = len(differences)
-    if seeds < 2:
-        return float("inf")
-    needed = t.ppf(1 - 0.025 / comparisons, seeds - 1) + t.ppf(POWER, seeds - 1)
-    return float(needed * differences.std(ddof=1) / sqrt(seeds))
+    seeds, level = len(differences), LEVEL / comparisons
+    if smallest_p(seeds) > level:
+        return inf
+    needed = (t.ppf(1 - level / 2, seeds - 1) + t.ppf(POWER, seeds - 1)) / sqrt(seeds)
+    if 2 * smallest_p(seeds) > level:
+        needed = max(needed, norm.ppf(POWER ** (1 / seeds)))
+    return float(needed * differences.std(ddof=1))
 
 
 def within(whole: np.ndarray, drawn: np.ndarray) -> tuple[int, int]:

@@ -21,7 +21,6 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.progress import counted
 
 Points = list[tuple[float, float]]
-SIGNIFICANT = 0.05  # the level that a corrected p is compared with
 BINS = 12  # of lengths, where examples have more than twice as many
 
 
@@ -53,7 +52,7 @@ class Difference:
     @property
     def sure(self) -> bool:
         """Whether the difference survives Holm's correction."""
-        return self.holm <= SIGNIFICANT
+        return self.holm <= statistics.LEVEL
 
 
 @dataclass
@@ -78,8 +77,8 @@ class Table:
                 f"{fewest} {'is' if min(seeds) == 1 else 'are'} too few: with below "
                 f"{statistics.FEW_SEEDS} no exact test over seeds reaches p < .05"
             )
-        if statistics.smallest_p(min(seeds)) * len(seeds) > SIGNIFICANT:
-            needed = next(n for n in count(2) if 2.0 ** (1 - n) * len(seeds) <= SIGNIFICANT)
+        if statistics.smallest_p(min(seeds)) * len(seeds) > statistics.LEVEL:
+            needed = next(n for n in count(2) if 2.0 ** (1 - n) * len(seeds) <= statistics.LEVEL)
             found.append(
                 f"with {fewest} and {counted(len(seeds), 'comparison')} not even the least "
                 f"possible p survives Holm's correction; {needed} seeds would be needed"
@@ -89,12 +88,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Cost:
-    """Medians over seeds: parameters, processor seconds of training, tokens per second, memory."""
+    """Medians over seeds, as far as known: parameters, processor seconds of training, tokens per second, memory."""
 
     parameters: int
-    seconds: float
-    speed: float
-    megabytes: float
+    seconds: float | None  # None: of no seed is it known
+    speed: float | None
+    megabytes: float | None
 
 
 @dataclass
@@ -249,7 +248,8 @@ def difference(
 def cost_of(results: list[dict]) -> Cost:
     """Return what a scheme costs, in the median of its seeds."""
     names = ("processor_seconds", "tokens_per_second", "megabytes")
-    return Cost(results[0]["parameters"], *(median(r[name] for r in results) for name in names))
+    known = ([r[name] for r in results if r[name] is not None] for name in names)
+    return Cost(results[0]["parameters"], *(median(one) if one else None for one in known))
 
 
 def curve_of(results: list[dict]) -> Points:

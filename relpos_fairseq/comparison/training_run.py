@@ -9,19 +9,36 @@ import time
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, TypedDict
 
 from relpos_fairseq.comparison.tasks.base import Workspace
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import remove
 from relpos_fairseq.io.lines import read_lines
-from relpos_fairseq.io.reading import parse_json, reading
+from relpos_fairseq.io.reading import Amount, Count, Number, parse_json, reading
 
 LOG_LINE = re.compile(r"\bINFO \| (train_inner|train|valid\d*) \| (\{.*\})\s*$")
 LAST = "checkpoint_last.pt"
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
+BEGUN = "begun"  # the time at which a process began, before what it took: a kill leaves that out
 
 
-def train(workspace: Workspace, flags: dict) -> dict:
+class _Updates(TypedDict):
+    updates: Count
+
+
+class Training(TypedDict):
+    """What `train` returns."""
+
+    parameters: Count
+    validations: list[Annotated[dict[str, Number], _Updates]]
+    tokens_per_second: Amount
+    seconds: Amount
+    processor_seconds: Amount | None  # None: not known, since a process of it was killed
+    megabytes: Amount | None
+
+
+def train(workspace: Workspace, flags: dict) -> Training:
     """Train to the end, from the last checkpoint of an interrupted training; return what the log and clock say.
 
     Args:
@@ -33,18 +50,20 @@ def train(workspace: Workspace, flags: dict) -> dict:
     if not (resumable(checkpoints) and log.is_file()):
         for path in (checkpoints, log, seconds):
             remove(path)
+    if seconds.is_file() and (begun := Costs.of(seconds).begun):
+        _note(seconds, f"{max(log.stat().st_mtime - begun, 0):.1f}")  # what a kill cut off: to its last word
     most = int(flags.get("max-update") or 0)
     # fairseq makes one more update of a training that has ended: a kill may have come before its end was noted.
     if not (most and checkpoints.is_dir() and updates_of(checkpoints / LAST) >= most):
         start = elapsed_and_processor()
         megabytes = 0.0
+        workspace.folder.mkdir(parents=True, exist_ok=True)
+        _note(seconds, f"{BEGUN} {time.time():.1f}")
         try:
             megabytes = workspace.call("train", log.name, flags={**flags, "save-dir": checkpoints}).megabytes
         finally:
-            workspace.folder.mkdir(parents=True, exist_ok=True)
             now = elapsed_and_processor()
-            with seconds.open("a", encoding="utf-8") as file:
-                file.write(f"{now[0] - start[0]:.1f} {now[1] - start[1]:.1f} {megabytes:.0f}\n")
+            _note(seconds, f"{now[0] - start[0]:.1f} {now[1] - start[1]:.1f} {megabytes:.0f}")
     known, costs = TrainingLog.of(log), Costs.of(seconds)
     if not known.valid:
         raise UserError(f"fairseq-train ended without a validation; see {log}")
@@ -64,6 +83,11 @@ def train(workspace: Workspace, flags: dict) -> dict:
         "processor_seconds": costs.processor,
         "megabytes": costs.megabytes,
     }
+
+
+def _note(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
 
 
 def resumable(checkpoints: Path) -> bool:
@@ -94,15 +118,21 @@ class Costs:
     """What a training took, of all the processes that have made it."""
 
     seconds: float
-    processor: float  # seconds
-    megabytes: int  # of the largest
+    processor: float | None  # seconds; None where a process was killed, and nothing knows what it took
+    megabytes: int | None  # of the largest that is known; None where none is
+    begun: float = 0.0  # when the last process began, if it has not noted what it took
 
     @classmethod
     def of(cls, path: Path) -> Costs:
-        """Read the lines that the processes left: seconds, processor seconds, megabytes."""
-        rows = [[*map(float, line.split())] for line in (read_lines(path) if path.exists() else ())]
-        seconds, processor = (round(sum(row[place] for row in rows), 1) for place in (0, 1))
-        return cls(seconds, processor, max((round(row[2]) for row in rows if len(row) > 2), default=0))
+        """Read the lines that the processes left: when each began; seconds, processor seconds, megabytes."""
+        rows, begun = [], 0.0
+        with reading(path, "a note of what a training took", "delete it"):
+            for first, *more in (line.split() for line in read_lines(path) if line):
+                begun, ended = (float(*more), None) if first == BEGUN else (0.0, [*map(float, (first, *more))])
+                rows += [] if ended is None else [ended]
+        sizes = [round(row[2]) for row in rows if len(row) > 2 and row[2]]
+        processor = None if not rows or any(len(row) == 1 for row in rows) else round(sum(row[1] for row in rows), 1)
+        return cls(round(sum(row[0] for row in rows), 1), processor, max(sizes, default=None), begun)
 
 
 @dataclass

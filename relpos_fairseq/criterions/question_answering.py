@@ -22,6 +22,7 @@ from relpos_fairseq.data.answer_spans import IGNORED, Prediction, predict
 from relpos_fairseq.metrics.answer_scores import Scored, best_scores, best_thresholds
 
 _GROUPS = {"": "", "has_": "HasAns", "no_": "NoAns"}
+TOKENS = 1 << 15  # that are evaluated at once
 _COLUMNS = 6  # present, exact, F1, answerable, odds, answered
 
 
@@ -115,7 +116,11 @@ class _Best:
 
 def span_logits(model: Any, sample: dict[str, Any], head: str) -> Tensor:
     """Return start and end logits (B, T, 2) in at least fp32, -inf where no answer may begin or end."""
-    logits, _ = model(**sample["net_input"], features_only=True, span_head_name=head)
+    given = sample["net_input"]
+    rows, width = given["src_tokens"].shape
+    step = rows if torch.is_grad_enabled() else max(1, TOKENS // width)  # a text of any length fits the memory
+    parts = [{name: value[first : first + step] for name, value in given.items()} for first in range(0, rows, step)]
+    logits = torch.cat([model(**part, features_only=True, span_head_name=head)[0] for part in parts])
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits.masked_fill(~sample["allowed"][..., None], -math.inf)
 

@@ -9,7 +9,7 @@ import csv
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from relpos_fairseq.evaluation.language_model import (
     Score,
@@ -21,11 +21,29 @@ from relpos_fairseq.evaluation.language_model import (
     show,
 )
 from relpos_fairseq.io.files import write_text
+from relpos_fairseq.io.reading import Amount, Count, Number
 from relpos_fairseq.io.stages import Stage, run_stages
 
 TIMES = (0.5, 1, 2, 4, 8, 16)
 WORSE = 1.05  # a model does not extrapolate where its perplexity is beyond so many times that at the trained length
+
+
 COLUMNS = ("kind", "length", "tokens", "bits", "perplexity", "tokens_per_second", "status")
+
+
+class _Point(TypedDict):
+    kind: str
+    length: Count
+    tokens: Count
+    status: str
+
+
+class _Row(_Point, total=False):
+    """A row of the table."""
+
+    bits: Number
+    perplexity: Number
+    tokens_per_second: Amount
 
 
 def evaluate(options: Any) -> None:
@@ -81,6 +99,7 @@ def point(
         lambda: {"kind": kind, "length": length, **work(subject, targets, length, options)},
         inputs=[options.checkpoint, options.data / f"{options.split}.bin"],
         outputs=[],
+        counted=_Row,
         parameters={
             "split": options.split,
             "tokens": len(targets),

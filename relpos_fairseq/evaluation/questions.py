@@ -21,7 +21,7 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import TEMPORARY, sha256_of, write_json
 from relpos_fairseq.io.progress import progress, table
 from relpos_fairseq.io.reading import read_json
-from relpos_fairseq.io.stages import ResumeLog
+from relpos_fairseq.io.stages import ResumeLog, locked
 from relpos_fairseq.metrics.answer_scores import (
     Scored,
     best_scores,
@@ -104,6 +104,11 @@ def answer_files(options: Any) -> dict[str, dict]:
     names = [split_name(path) for path in options.files]
     if len(set(names)) != len(names):
         raise UserError(f"two files have the same name: {', '.join(sorted(names))}")
+    with locked(options.out, wait=False):
+        return _answer_files(options, model, task, names)
+
+
+def _answer_files(options: Any, model, task, names: list[str]) -> dict[str, dict]:
     results: dict[str, dict] = {}
     logs = []
     key = depends_on(options, model, task)

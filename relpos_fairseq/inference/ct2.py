@@ -9,23 +9,24 @@ from typing import Any, TypedDict
 from relpos_fairseq.inference.translator import Hypothesis, Search
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.packages import require
-from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.io.reading import Positive, read_json, reading
 from relpos_fairseq.text.assets import TEXT_FOLDER, read_text
 
 REPORT = "relpos.json"
 LEAST = "4.8.3"
+AGAIN = "export the checkpoint again"
 BLANK = "<blank>"  # the engine's name of padding, which fairseq's search never chooses
 
 
 class _Facts(TypedDict):
     languages: tuple[str, str]
-    longest: int | None
+    longest: Positive | None
 
 
 class Facts(_Facts, total=False):
     """What an export says of itself in relpos.json."""
 
-    longest_output: int | None
+    longest_output: Positive | None
 
 
 def engine() -> Any:
@@ -44,8 +45,8 @@ def load(folder: Path, cpu: bool) -> Ct2Translator:
         UserError: it is older than text/, or another program's.
     """
     if not (folder / TEXT_FOLDER).is_dir() or not (folder / REPORT).is_file():
-        raise UserError(f"{folder} has no {TEXT_FOLDER}/: export the checkpoint again")
-    return Ct2Translator(folder, read_json(folder / REPORT, Facts, remedy="export the checkpoint again"), cpu)
+        raise UserError(f"{folder} has no {TEXT_FOLDER}/: {AGAIN}")
+    return Ct2Translator(folder, read_json(folder / REPORT, Facts, remedy=AGAIN), cpu)
 
 
 class Ct2Translator:
@@ -60,7 +61,8 @@ class Ct2Translator:
     def __init__(self, folder: Path, facts: Facts, cpu: bool) -> None:
         library = engine()
         device = "cuda" if not cpu and library.get_cuda_device_count() else "cpu"
-        self.engine = library.Translator(str(folder), device=device)
+        with reading(folder, "a whole folder of CTranslate2", AGAIN):
+            self.engine = library.Translator(str(folder), device=device)
         self.source, self.target = (read_text(folder / TEXT_FOLDER, one) for one in facts["languages"])
         self.longest: int | None = facts["longest"]
         self.limit = facts.get("longest_output")

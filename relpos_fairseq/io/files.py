@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, TextIO
 from relpos_fairseq.io import ledger
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.ledger import STAMPS as STAMPS
+from relpos_fairseq.io.reading import ordinary
 
 TEMPORARY = ".partial-"  # in front, so that the suffix still tells the file's kind
 # A temporary name: the machine, the process, when the process began, a number within it; then the name it is for.
@@ -289,9 +290,14 @@ def check_outputs(outputs: Mapping[str, Path], inputs: Mapping[str, Path]) -> No
     """
     for what, output in outputs.items():
         for name, path in inputs.items():
-            same = output.resolve() == path.resolve() or (output.exists() and path.exists() and output.samefile(path))
+            same = same_file(output, path)
             if same and not path.is_dir():
                 raise UserError(f"{what} {output} is also an input ({name}) and would be overwritten: name another")
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Tell whether two paths, of which one may lead nowhere or in a circle, are of one place or one file."""
+    return os.path.realpath(one) == os.path.realpath(other) or (one.exists() and other.exists() and one.samefile(other))
 
 
 def remove(path: Path) -> None:
@@ -395,7 +401,7 @@ def sha256_of(path: str | Path, hashes: "Hashes | None" = None) -> str:
 def hash_file(path: Path, algorithms: Iterable[str] = ("sha256",)) -> dict[str, str]:
     """Read a file once; return its hash by each algorithm."""
     digests = {name: hashlib.new(name, usedforsecurity=False) for name in algorithms}
-    with path.open("rb") as file:
+    with ordinary(path).open("rb") as file:
         while block := file.read(BLOCK):
             for digest in digests.values():
                 digest.update(block)

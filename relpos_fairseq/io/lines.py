@@ -7,12 +7,14 @@ import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import is_stream
 from relpos_fairseq.io.progress import hush
+from relpos_fairseq.io.reading import ordinary
 
 BOM = b"\xef\xbb\xbf"
 LONGEST_LINE = 1 << 26  # bytes of a line; a longer one is no text, and would not fit memory in time
@@ -100,16 +102,20 @@ def read_lines(
 
 def lines_of(path: Path | None) -> Iterator[str]:
     r"""Stream the lines of a file, or of standard input, without their ends (`\n`, `\r\n`); they must be UTF-8."""
-    if path is not None and str(path) != "-":
+    if path is not None and str(path) != "-" and not is_stream(path):
         yield from read_lines(path)
         return
-    if sys.stdin.isatty():
-        hush()
-    for number, raw in enumerate(sys.stdin.buffer, start=1):
-        raw = raw.removeprefix(BOM) if number == 1 else raw
-        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-        if (line := decode("standard input", number, raw, LONGEST_LINE, "fail")) is not None:
-            yield line
+    stream: AbstractContextManager[BinaryIO]
+    if path is None or str(path) == "-":
+        if sys.stdin.isatty():
+            hush()
+        path, stream = Path("standard input"), nullcontext(sys.stdin.buffer)
+    else:
+        stream = path.open("rb")  # read once, to its end or the first bad line
+    with stream as file:
+        for number, raw in enumerate(_raw_lines(file, LONGEST_LINE), start=1):
+            if (line := decode(path, number, raw, LONGEST_LINE, "fail")) is not None:
+                yield line
 
 
 class Part(NamedTuple):
@@ -181,20 +187,23 @@ def count_lines(path: str | Path) -> int:
 def raw_lines(path: str | Path, longest: int = LONGEST_LINE) -> Iterator[bytes]:
     """Stream lines as bytes; of one that is too long only `longest + 1` bytes."""
     with open_binary(path) as file:
-        first = True
-        while raw := file.readline(longest + 3):
-            if first and raw.startswith(BOM):
-                raw = raw[len(BOM) :]
-                if not raw:
-                    return  # a mark and nothing more
-            first = False
-            terminated = raw.endswith(b"\n")
-            if not terminated and len(raw) > longest:
-                while (rest := file.readline(1 << 20)) and not rest.endswith(b"\n"):
-                    pass
-                terminated = rest.endswith(b"\n")
-            body = raw.removesuffix(b"\n")
-            yield (body.removesuffix(b"\r") if terminated else body)[: longest + 1]
+        yield from _raw_lines(file, longest)
+
+
+def _raw_lines(file: BinaryIO, longest: int) -> Iterator[bytes]:
+    first = True
+    while raw := file.readline(longest + 3):
+        if first and raw.startswith(BOM):
+            raw = raw[len(BOM) :]
+            if not raw:
+                return  # a mark and nothing more
+        first = False
+        terminated = raw.endswith(b"\n")
+        body = raw.removesuffix(b"\n")
+        yield (body.removesuffix(b"\r") if terminated else body)[: longest + 1]
+        if not terminated and len(raw) > longest:  # of a device there is no end, and whom it matters has stopped
+            while (rest := file.readline(PART)) and not rest.endswith(b"\n"):
+                pass
 
 
 def decode(
@@ -237,7 +246,7 @@ def open_binary(path: str | Path, suffix: str | None = None) -> Iterator[BinaryI
     """
     path = Path(path)
     try:
-        with OPENERS.get(suffix or path.suffix, open)(path, "rb") as file:
+        with OPENERS.get(suffix or path.suffix, open)(ordinary(path), "rb") as file:
             yield file
     except (FileNotFoundError, IsADirectoryError) as error:
         raise UserError(f"{path} is not a file") from error

@@ -9,12 +9,13 @@ import importlib.metadata
 import platform
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypedDict
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import STAMPS, Hashes, files_below, hash_file, sha256_of, size_of, write_json
-from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.io.reading import Count, of_type, read_json
 
 # Options of speed and place, which change no result: the values of places are left out, the others altogether.
 NEUTRAL_OPTIONS = ("--workers",)
@@ -48,6 +49,23 @@ class Manifest(TypedDict, total=False):
 
 class _Made(TypedDict, total=False):
     outputs: dict[str, object]
+
+
+class _File(TypedDict):
+    bytes: Count
+    sha256: str
+
+
+class File(_File, total=False):
+    """A file that was made."""
+
+    files: None
+
+
+class Folder(TypedDict):
+    """A folder that was made; a manifest says of one what it says of a file."""
+
+    files: dict[str, File]
 
 
 def write_manifest(
@@ -193,7 +211,11 @@ def _outputs_of(path: Path) -> dict[str, dict]:
         outputs = read_json(path, _Made, {}).get("outputs", {})
     except UserError:
         return {}
-    return {name: one for name, one in outputs.items() if is_description(one)}
+    found = {}
+    for name, one in outputs.items():
+        with suppress(ValueError):
+            found[name] = of_type(one, File | Folder)
+    return found
 
 
 def check_folder(folder: Path) -> int:
@@ -213,13 +235,3 @@ def check_folder(folder: Path) -> int:
         if described["bytes"] and not (folder / name).exists():
             raise UserError(f"{folder / name} is missing, which {folder / 'manifest.json'} lists: get it again")
     return len(files)
-
-
-def is_description(value: object) -> bool:
-    """Return whether a manifest's or stamp's description of an output has the form that `describe_output` gives it."""
-    if not isinstance(value, dict):
-        return False
-    files = value.get("files")
-    if isinstance(files, dict):
-        return all(is_description(file) and "files" not in file for file in files.values())
-    return files is None and isinstance(value.get("bytes"), int) and isinstance(value.get("sha256"), str)

@@ -13,15 +13,21 @@ import gzip
 import json
 import math
 import os
+import stat
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from relpos_fairseq.io.errors import UserError
 
+Count = Annotated[int, "from 0"]
+Positive = Annotated[int, "from 1"]
+Amount = Annotated[float, "from 0"]
+Number = Annotated[float, "or none: a loss that diverged, a correlation of equal predictions"]
+Noted = Annotated[object, "with no whole number below 0, and no fraction that is none"]  # at any depth
 REQUIRED: Any = object()  # as a default: the file must be there
 REMEDY = "copy it again or give another"
 SHOWN = 200  # characters of a library's own words
@@ -73,10 +79,23 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
+def ordinary(path: str | Path) -> Path:
+    """Return a path of no pipe and no device, which may have no end; a pipe of the shell's (`<(...)`) is one's wish.
+
+    Raises:
+        UserError: it is one.
+        OSError: there is nothing.
+    """
+    mode, by_shell = os.stat(path).st_mode, str(path).startswith(("/dev/", "/proc/"))
+    if stat.S_ISFIFO(mode) and by_shell or str(path) == os.devnull or stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return Path(path)
+    raise UserError(f"{path} is a pipe, socket or device, which may have no end: give an ordinary file")
+
+
 def read_text(path: str | Path, kind: str = "a text") -> str:
     """Return the text of a UTF-8 file, without a mark of its byte order."""
     with reading(path, kind, "convert it to UTF-8, or copy it again"):
-        return Path(path).read_bytes().decode("utf-8-sig")
+        return ordinary(path).read_bytes().decode("utf-8-sig")
 
 
 def read_json(
@@ -101,7 +120,7 @@ def read_json(
     """
     try:
         with reading(path, "JSON" if wanted is object else "the JSON that is expected", remedy, error):
-            return parse_json(Path(path).read_bytes(), wanted)
+            return parse_json(ordinary(path).read_bytes(), wanted)
     except (FileNotFoundError, NotADirectoryError):
         if default is REQUIRED or os.path.lexists(path):
             raise
@@ -112,7 +131,7 @@ def read_json_lines(path: str | Path, wanted: Any = object, remedy: str = REMEDY
     """Return the values of a file, or one of gzip's (`.gz`), with one in JSON a line; see `read_json`."""
     found = []
     with reading(path, "lines of JSON", remedy):
-        content = Path(path).read_bytes()
+        content = ordinary(path).read_bytes()
         content = gzip.decompress(content) if Path(path).suffix == ".gz" else content
         for number, line in enumerate(content.split(b"\n"), 1):
             if line.strip():
@@ -168,7 +187,7 @@ def read_yaml(path: str | Path, wanted: Any = object) -> Any:
             return super().construct_mapping(node, deep)
 
     with reading(path, "the YAML that is expected"):
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = ordinary(path).read_bytes().decode("utf-8-sig")
         value = yaml.load(text, Loader)
         _count(value, {})
         return of_type(value, wanted)
@@ -194,7 +213,8 @@ def of_type(value: Any, wanted: Any, place: str = "") -> Any:
     Args:
         value: what was read.
         wanted: object (anything), None, bool, int, float (finite; a whole number too), str, list[T], tuple[A, B] (a
-            list of just these), dict[str, T], a TypedDict (further keys are allowed), Literal[...], or a union.
+            list of just these), dict[str, T], a TypedDict (further keys are allowed), Literal[...], or a union; Count
+            and the types beside it; Annotated[A, B] for what is of both.
         place: where the value stands, for the message: "data/0/title".
     """
     wrong = _wrong(value, wanted, (place,) if place else ())
@@ -215,6 +235,8 @@ def _wrong(value: Any, wanted: Any, place: Place) -> Wrong | None:
     origin, parts, is_record = _parts(wanted)
     if wanted in (object, Any):
         return None
+    if origin is Annotated:
+        return next((wrong for one in parts if (wrong := _wrong(value, one, place)) is not None), None)
     if origin in (types.UnionType, typing.Union):
         return _of_none(value, parts, place)
     if origin is typing.Literal:
@@ -231,9 +253,9 @@ def _wrong(value: Any, wanted: Any, place: Place) -> Wrong | None:
     if origin is list:
         return _first(((one, parts[0], number) for number, one in enumerate(value)), place)
     if origin is dict:
-        strange = next((key for key in value if not isinstance(key, parts[0])), None)
+        strange = next((wrong for key in value if (wrong := _wrong(key, parts[0], place)) is not None), None)
         if strange is not None:
-            return place, strange, "a name as a key"
+            return place, strange[1], f"{strange[2]} as a key"
         return _first(((one, parts[1], key) for key, one in value.items()), place)
     return None
 
@@ -262,7 +284,7 @@ def _of_record(value: Any, wanted: Any, place: Place) -> Wrong | None:
     return _first(((value[name], part, name) for name, part in types_of.items() if name in value), place)
 
 
-_types_of = functools.cache(typing.get_type_hints)
+_types_of = functools.cache(functools.partial(typing.get_type_hints, include_extras=True))
 
 
 @functools.cache
@@ -288,18 +310,31 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return isinstance(value, int) or math.isfinite(value)
+    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _is_noted(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return all(map(_is_noted, value.values() if isinstance(value, dict) else value))
+    return value >= 0 if isinstance(value, int) else not isinstance(value, float) or math.isfinite(value)
 
 
 _PLAIN: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     types.NoneType: ("null", lambda value: value is None),
     None: ("null", lambda value: value is None),
     bool: ("true or false", lambda value: isinstance(value, bool)),
-    int: ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    int: ("a whole number", _is_whole),
     float: ("a number", _is_number),
+    Count: ("a whole number from 0", lambda value: _is_whole(value) and value >= 0),
+    Positive: ("a whole number from 1", lambda value: _is_whole(value) and value >= 1),
+    Amount: ("a number from 0", lambda value: _is_number(value) and value >= 0),
+    Number: ("a number or NaN", lambda value: isinstance(value, float) or _is_whole(value)),
+    Noted: ("a value whose counts are from 0", _is_noted),
     str: ("a text", lambda value: isinstance(value, str)),
     list: ("a list", lambda value: isinstance(value, list)),
     tuple: ("a list", lambda value: isinstance(value, list)),

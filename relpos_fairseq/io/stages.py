@@ -29,15 +29,15 @@ from relpos_fairseq.io.files import (
     size_of,
     write_json,
 )
-from relpos_fairseq.io.manifests import is_description, is_manifest, listed, versions
+from relpos_fairseq.io.manifests import File, Folder, is_manifest, listed, versions
 from relpos_fairseq.io.progress import doing
-from relpos_fairseq.io.reading import parse_json, read_json, reading
+from relpos_fairseq.io.reading import Noted, of_type, parse_json, read_json, reading
 
 
 class Stamp(TypedDict):
     """What is read of a stage's notes of itself."""
 
-    outputs: dict[str, dict[str, object]]
+    outputs: dict[str, File | Folder]
     counts: dict[str, object]
 
 
@@ -54,6 +54,7 @@ class Stage:
     # whether what is there stays and is gone on with: downloads, a user's own files, a training's checkpoints
     keeps: bool = False
     home: Path | None = None  # the folder that keeps its stamp, where it is not the folder of `run_stages`
+    counted: Any = Noted  # the type of what `run` returns: a stage whose stamp has another is run again
 
 
 def run_stages(
@@ -127,7 +128,7 @@ def run_stage(stage: Stage, folder: Path, position: str, force: bool, hashes: Ha
         "inputs": {label(path, folder): hashes.of(path) for path in stage.inputs},
         "versions": versions(),  # the manifest says that they made it
     }
-    old = read_stamp(stamp)
+    old = read_stamp(stamp, stage.counted)
     if not force and old and holds(old, key, stage, folder, hashes):
         print(f"{position} {stage.name} ... unchanged", flush=True)
         return old["counts"]
@@ -224,21 +225,20 @@ def describe_output(path: Path, hashes: Hashes) -> dict:
     return {"bytes": size_of(path), "sha256": hashes.of(path)}
 
 
-def read_stamp(path: Path) -> dict | None:
-    """Read the stamp of a stage whose folder keeps it in `.stages`; None where it is missing or damaged.
+def read_stamp(path: Path, counted: Any = Noted) -> dict | None:
+    """Read the stamp of a stage, whose counts are `counted`, in a folder's `.stages`; None if missing or damaged.
 
     Raises:
         UserError: The stamp names an output that lies outside the folder: no stage has written it.
     """
     folder = path.parent.parent
     try:
-        stamp = read_json(path, Stamp, None)
-    except UserError:
+        if (stamp := read_json(path, Stamp, None)) is None:
+            return None
+        of_type(stamp["counts"], counted)
+    except ValueError:
         return None
-    outputs = (stamp or {}).get("outputs", {})
-    if not all(is_description(one) for one in outputs.values()):
-        return None
-    for name, described in outputs.items():
+    for name, described in stamp["outputs"].items():
         inner = [f"{name}/{file}" for file in described.get("files", {})]
         for one in (name, *inner):
             if not Path(name).is_absolute() and not _is_inside(folder / one, folder):
@@ -273,7 +273,7 @@ def locked(folder: Path, wait: bool) -> AbstractContextManager:
     try:
         return file_lock(folder / STAMPS / "lock", wait)
     except BlockingIOError as error:
-        raise BusyError(f"another process is preparing {folder}: wait for it or choose another folder") from error
+        raise BusyError(f"another process works in {folder}: wait for it or choose another folder") from error
 
 
 class ResumeLog:

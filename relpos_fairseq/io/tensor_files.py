@@ -10,7 +10,6 @@ No code that a file names is run. Nothing else of this package loads tensors (te
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.io.errors import UserError, unreadable
-from relpos_fairseq.io.reading import reading
+from relpos_fairseq.io.reading import ordinary, reading
 
 PACKAGE = __name__.partition(".")[0]
 REMEDY = "copy it again, or give the data, options and version of its training"
@@ -41,6 +40,7 @@ def loading(
     """
     with reading(path, f"a {kind}", error=error):
         try:
+            ordinary(path)
             if whole and zipfile.is_zipfile(path):
                 with zipfile.ZipFile(path) as archive:
                     if (wrong := archive.testzip()) is not None:
@@ -127,6 +127,8 @@ def _of_model(model: Mapping[Any, Any]) -> Iterator[str]:
         elif value.layout is not torch.strided or value.is_quantized or value.is_complex() or value.is_meta:
             kind = value.dtype if value.layout is torch.strided else value.layout
             yield f"{name} is a tensor of {'no data' if value.is_meta else kind}, and must be one of plain numbers"
+        elif value.numel() * value.element_size() > value.untyped_storage().nbytes():  # few numbers again and again
+            yield f"{name} has {value.numel():,} numbers, more than the file holds"
         elif name.endswith(("weight", "bias")) and not value.is_floating_point():  # which loading would round
             yield f"{name} is a tensor of {value.dtype}, and must be one of floating-point numbers"
 
@@ -194,23 +196,24 @@ def _said(value: Any) -> str:
     return words if 0 < len(words) <= 40 else f"a {type(value).__name__}"
 
 
+LARGEST = 1e15  # a weight, whose products with activations are then finite
 UNFILLED = "_float_tensor"  # a buffer of fairseq's adaptive inputs and softmax: a number of memory that nothing fills
 
 
 def check_finite(tensors: Mapping[str, Tensor], path: str | Path, error: type[UserError] = UserError) -> None:
-    """Raise an error that names a tensor with values that are no numbers: the training diverged."""
+    """Raise an error that names a tensor with values that no training leaves: the training diverged."""
     for name, value in tensors.items():
         numbers = isinstance(value, Tensor) and value.is_floating_point() and not str(name).endswith(UNFILLED)
         if numbers and not _is_finite(value):
             raise error(
-                f"{path} holds {name}, which is not finite (NaN or infinite values: the training diverged, or the file "
-                f"was damaged): give another checkpoint"
+                f"{path} holds {name}, which is not finite (NaN, infinite, or above {LARGEST:g}: the training "
+                f"diverged, or the file was damaged): give another checkpoint"
             )
 
 
 def _is_finite(value: Tensor) -> bool:
-    """Tell whether all values are numbers; their sum, which is faster, has to be one or is looked into."""
-    return math.isfinite(value.sum(dtype=torch.float32).item()) or bool(value.isfinite().all())
+    """Tell whether all values are numbers up to `LARGEST`."""
+    return not value.numel() or all(abs(one.item()) <= LARGEST for one in value.aminmax())  # NaN is both then
 
 
 def read_tensors(path: str | Path, kind: str = "file of weights", error: type[UserError] = UserError) -> dict[str, Any]:

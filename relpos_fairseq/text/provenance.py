@@ -13,7 +13,7 @@ from typing import Any
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import sha256_of
-from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.io.reading import ordinary, read_json
 
 KEY = "trained_with"  # of a checkpoint; a dictionary of dictionaries of strings, which weights_only loads
 SIDES = ("source", "target")
@@ -58,7 +58,7 @@ def _of_file(path: Path) -> str:
         return hashlib.sha256(json.dumps(text_facts(read_json(path)), sort_keys=True).encode()).hexdigest()
     if not path.name.startswith("dict"):
         return sha256_of(path)
-    lines = path.read_bytes().rstrip(b"\n").split(b"\n")
+    lines = ordinary(path).read_bytes().rstrip(b"\n").split(b"\n")
     return of_symbols(line.rstrip().removesuffix(b"#fairseq:overwrite").rstrip().rpartition(b" ")[0] for line in lines)
 
 

@@ -13,6 +13,7 @@ from helpers.commands import QUIET, ROOT, USER_DIR, call, captured, load, relpos
 from helpers.folders import contents
 from helpers.questions import COLOURS, PLACES, THINGS, make_data, make_file
 from relpos_fairseq.evaluation import questions
+from relpos_fairseq.io.stages import locked
 
 MODEL = [
     *("--arch", "relpos_roberta_tiny", "--position-scheme", "m4", "--segment-encoding", "head"),
@@ -214,6 +215,9 @@ def test_an_interrupted_evaluation_goes_on(data, trained, tmp_path, monkeypatch)
         status, printed = script("evaluate", "qa", *asked, *out, *more)
         assert status == 130 and "run the same command again to continue" in printed
         assert not (tmp_path / "out" / "results.json").exists()
+    with locked(tmp_path / "out", wait=False):
+        status, printed = script("evaluate", "qa", *asked, *out)
+    assert status == 2 and f"error: another process works in {tmp_path / 'out'}: wait for it" in printed
     kept = next((tmp_path / "out").glob(".partial-answers-few*"))
     kept.write_bytes(kept.read_bytes()[:-3])  # a kill may cut a line: that batch is answered again
     stops(2)

@@ -31,7 +31,7 @@ from relpos_fairseq.comparison.scheduling import Comparison
 from relpos_fairseq.comparison.scores import pack, same_inputs, unpack
 from relpos_fairseq.comparison.spec import make_spec
 from relpos_fairseq.comparison.tasks.base import Scored, Workspace
-from relpos_fairseq.io.errors import BusyError, ToolError
+from relpos_fairseq.io.errors import BusyError, ToolError, UserError
 from relpos_fairseq.io.files import write_json
 from relpos_fairseq.io.processes import Fork, in_fork, wait_for
 from relpos_fairseq.io.stages import locked
@@ -72,9 +72,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def fake_results(comparison: Comparison) -> None:
-    """Write results as if every run had been made."""
-    for number, run in enumerate(comparison.runs):
+def fake_results(comparison: Comparison, runs: list | None = None, seconds: float = 3.5) -> None:
+    """Write results as if every run had been made, or some."""
+    for number, run in enumerate(runs or comparison.runs):
         generator = np.random.default_rng(number)
         level = 0.3 + 0.5 * (run.scheme != "none")
         sets = {}
@@ -95,11 +95,11 @@ def fake_results(comparison: Comparison) -> None:
             "unit": "symbols",
             "parameters": 1234,
             "tokens_per_second": 100,
-            "seconds": 3.5,
+            "seconds": seconds,
             "processor_seconds": 3.0,
             "megabytes": 400,
             "sets": sets,
-            "validations": [{"updates": n, "valid_loss": 5 / n} for n in (5, 10, 12)],
+            "validations": [{"updates": n, "valid_loss": 5 / n, "valid_ppl": 2.0} for n in (5, 10, 12)],
         }
         write_json(comparison.store.path(run.name(comparison.code)), result)
 
@@ -314,6 +314,8 @@ def test_wrong_specifications(tmp_path, capsys):
             "two tasks would be called x-lr1-epochs3: choose other labels",
         ),
         ({**SMALL, "tasks": {"x": {}}}, "task x: there is no kind 'x'"),
+        ({**SMALL, "tasks": {"x": {"kind": "copy", "train": [1]}}}, "task x: train is [1], and must be an object"),
+        ({**SMALL, "tasks": {"x": {"kind": "copy", "generate": {1: 2}}}}, "generate is 1, and must be a text as a key"),
     ):
         assert relpos(["compare", "run", str(write(tmp_path / "wrong.yaml", content))]) == 2
         error = capsys.readouterr().err
@@ -374,11 +376,33 @@ def test_a_training_that_ended_makes_no_further_update(tmp_path):
     assert first["validations"][-1]["updates"] == 4
     assert training_run.train(workspace, run.flags) == first
     assert workspace.model.read_bytes() == weights
+    notes, log = (workspace.folder / f"train.{ending}" for ending in ("seconds", "log"))
+    begun, *rest = notes.read_text().split("\n")
+    assert begun.startswith("begun ") and len(rest) == 2
+    notes.write_text(f"begun {log.stat().st_mtime - 7:.1f}\n")  # of a process that was killed nothing else is left
+    killed = training_run.train(workspace, run.flags)
+    assert killed["seconds"] == pytest.approx(7, abs=0.2)
+    assert killed["processor_seconds"] is None and killed["megabytes"] is None
     (workspace.folder / "train.log").rename(tmp_path / "gone.log")
     anew = training_run.train(workspace, run.flags)  # its log was lost: what is not known is made again
     assert anew["validations"] == first["validations"] and anew["parameters"] == first["parameters"]
     longer = training_run.train(workspace, {**run.flags, "max-update": 5})
     assert longer["validations"][-1]["updates"] == 5
+
+
+def test_what_a_killed_training_took_is_summed_as_far_as_it_is_known(tmp_path):
+    path = tmp_path / "train.seconds"
+    for content, seconds, processor, megabytes, begun in (
+        ("begun 9\n2.5 2.0 300\nbegun 20\n1.5 1.0 200\n", 4.0, 3.0, 300, 0),
+        ("begun 9\n2.5\nbegun 20\n1.5 1.0 200\n", 4.0, None, 200, 0),
+        ("2.5 2.0\nbegun 20\n", 2.5, 2.0, None, 20),  # of an earlier version, and one that is at work or was killed
+        ("", 0.0, None, None, 0),
+    ):
+        path.write_text(content)
+        assert training_run.Costs.of(path) == training_run.Costs(seconds, processor, megabytes, begun)
+    path.write_text("2.5 x 300\n")
+    with pytest.raises(UserError, match="train.seconds is not a note of what a training took"):
+        training_run.Costs.of(path)
 
 
 def test_a_full_disk_is_named(tmp_path, monkeypatch):
@@ -435,7 +459,7 @@ def test_what_remains_of_runs_at_work(tmp_path, capsys):
         log.write_text(f"x | INFO | train_inner | {json.dumps(values)}\n")
         at = f"update {updates} of 12, training loss 2.5, {left}"
         assert pool.note() == f"all in about {all_in}; {run.title}: {at}"
-    comparison.store.write(run.name(comparison.code), {"seconds": 50.0, "sets": {"test": {"seconds": 10.0}}})
+    fake_results(comparison, [run], 60.0 - len(run.task.sets()))
     assert comparison.durations() == [60.0] and not capsys.readouterr().out
     comparison.prepare = lambda runs: None
     assert comparison.run(lambda _, runs: {}) == 0
@@ -452,11 +476,11 @@ def test_a_run_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
     spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
     comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
     other, own, done = comparison.runs[:3]
-    comparison.store.write(done.name(comparison.code), {"sets": {}})  # since this command began
+    fake_results(comparison, [done])  # since this command began
 
     def finish(self, work, store, code, *rest):
         with locked(self.folder(work, code), wait=False):
-            store.write(self.name(code), {"sets": {}})
+            fake_results(comparison, [self])
 
     monkeypatch.setattr(type(own), "finish", finish)
 
@@ -465,7 +489,7 @@ def test_a_run_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
             started.touch()
             while comparison.store.read(own.name(comparison.code)) is None:
                 time.sleep(0.01)
-            comparison.store.write(other.name(comparison.code), {"sets": {}})
+            fake_results(comparison, [other])
 
     started = tmp_path / "started"
     fork = Fork(at_work, tmp_path / "log")

@@ -46,7 +46,8 @@ def test_the_table_and_files(tmp_path, text, monkeypatch, capsys):
         statistics = of_translations(LINES, LINES, BLEU(force=True))
         scored = packed_scores(Scored(np.array([4, 4]), statistics, {"tokens_per_second": 7.5}))
         result = {
-            "scheme": "m4",
+            **{"scheme": "m4", "task": run.task.label, "seed": 3, "code": comparison.code, "settings": run.settings},
+            **{"data": "d", "unit": "words", "versions": {}, "processor_seconds": 2.0, "megabytes": 300},
             "parameters": 1234,
             "tokens_per_second": 100,
             "seconds": 2.0,

@@ -11,13 +11,19 @@ import pytest
 
 from relpos_fairseq.comparison import results
 from relpos_fairseq.comparison.results import ARCHIVE, ResultStore
+from relpos_fairseq.comparison.scores import unpack
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import TEMPORARY, write_json
 from relpos_fairseq.io.processes import Fork, in_fork
 
+SETTINGS = {"task": {"kind": "copy"}, "train": {"lr": 1}}
+MEASURED = dict.fromkeys(("parameters", "tokens_per_second", "seconds", "processor_seconds", "megabytes"), 1)
+MEASURED |= {"validations": [{"updates": 1, "valid_loss": 2.0}], "versions": {}, "data": "d", "unit": "tokens"}
+
 
 def result(scheme: str, seed: int = 1, **more: object) -> dict:
-    return {"scheme": scheme, "task": "copy", "seed": seed, "settings": {"lr": 1}, "sets": {}, "code": "a", **more}
+    own = {"scheme": scheme, "task": "copy", "seed": seed, "settings": SETTINGS, "sets": {}, "code": "a"}
+    return MEASURED | own | more
 
 
 def store(folder: Path, *found: dict) -> ResultStore:
@@ -53,7 +59,7 @@ def test_files_of_others_stay(tmp_path):
     made = store(tmp_path, result("rope"))
     write_json(tmp_path / "copy" / "notes.json", {"by": "somebody"})
     assert made.fold() == 1
-    assert [path.name for path in made.files()] == ["notes.json"] and len(lines(tmp_path)) == 1
+    assert (tmp_path / "copy" / "notes.json").is_file() and made.files() == [] and len(lines(tmp_path)) == 1
 
 
 def test_results_that_are_being_written_are_left_alone(tmp_path):
@@ -61,7 +67,7 @@ def test_results_that_are_being_written_are_left_alone(tmp_path):
     partial = made.path(f"copy/{TEMPORARY}none-seed1-a")
     partial.write_text('{"scheme": ')
     assert made.fold() == 1 and partial.exists()
-    assert made.newest("copy", "none", 1, {"lr": 1}) is None
+    assert made.newest("copy", "none", 1, SETTINGS) is None
 
 
 def test_equal_results_give_equal_bytes(tmp_path):
@@ -124,16 +130,16 @@ def test_the_newest_of_other_versions_counts(tmp_path, monkeypatch):
         result("rope", code="x", finished="2026-01-02T00:00:00Z", parameters=1),
         result("rope", code="b", finished="2026-01-03T00:00:00Z", parameters=2),
         result("rope", code="y", finished="2026-01-01T00:00:00Z", parameters=3),
-        result("rope", code="z", finished="2026-01-09T00:00:00Z", settings={"lr": 2}),
+        result("rope", code="z", finished="2026-01-09T00:00:00Z", settings=SETTINGS | {"train": {"lr": 2}}),
         result("rope-seed1-x", code="z", finished="2026-01-09T00:00:00Z"),
     )
     for _ in range(2):
-        assert made.newest("copy", "rope", 1, {"lr": 1})["parameters"] == 2
-        assert made.newest("copy", "rope", 3, {"lr": 1}) is None
+        assert made.newest("copy", "rope", 1, SETTINGS)["parameters"] == 2
+        assert made.newest("copy", "rope", 3, SETTINGS) is None
         made.fold()
     monkeypatch.setattr(results.time, "gmtime", lambda *given: (2026, 1, 4, 0, 0, 0, 0, 4, 0))
     made.write(name(result("rope", code="c")), result("rope", code="c", parameters=4))
-    assert made.newest("copy", "rope", 1, {"lr": 1})["parameters"] == 4
+    assert made.newest("copy", "rope", 1, SETTINGS)["parameters"] == 4
 
 
 def test_a_damaged_file_is_named(tmp_path):
@@ -144,3 +150,46 @@ def test_a_damaged_file_is_named(tmp_path):
         (tmp_path / ARCHIVE).write_bytes(damaged)
         with pytest.raises(UserError, match=ARCHIVE):
             ResultStore(tmp_path).archived()
+
+
+PACKED = {"type": "|u1", "shape": [1, 2], "zlib": "eNpjZAAAAAQAAg=="}
+SCORED = {"values": {}, "lengths": PACKED, "statistics": {}, "seconds": 1}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"parameters": -1}, "parameters is -1, and must be a whole number from 0"),
+        ({"seconds": -0.5}, "seconds is -0.5, and must be a number from 0"),
+        ({"megabytes": "4"}, 'megabytes is "4", and must be a number from 0 or null'),
+        ({"validations": [{"valid_loss": 1.0}]}, "validations/0/updates is missing"),
+        ({"validations": [{"updates": float("nan")}]}, "validations/0/updates is NaN"),
+        ({"validations": [{"updates": 1, "valid_loss": "2"}]}, 'validations/0/valid_loss is "2"'),
+        ({"validations": 3}, "validations is 3"),
+        ({"sets": {"test": {}}}, "sets/test/lengths is missing"),
+        ({"sets": {"test": SCORED | {"lengths": PACKED | {"shape": [-1]}}}}, "sets/test/lengths/shape/0 is -1"),
+        ({"sets": {"test": SCORED | {"statistics": {"BLEU": PACKED | {"type": "O"}}}}}, 'BLEU/type is "O"'),
+        ({"settings": {"train": {}}}, "settings/task is missing"),
+    ],
+)
+def test_what_no_run_has_measured_is_not_believed(tmp_path, wrong, said):
+    one = result("rope", **wrong)
+    with pytest.raises(UserError, match=f"{name(one)}.json is not .*{said}.*: delete it, and its run is made again"):
+        store(tmp_path, one).read(name(one))
+    with pytest.raises(UserError, match=said):
+        store(tmp_path, one).fold()
+    with (tmp_path / ARCHIVE).open("wb") as file:
+        file.write(gzip.compress(json.dumps(one | {"run": name(one)}).encode()))
+    with pytest.raises(UserError, match=f"line 1: .*{said}"):
+        ResultStore(tmp_path).archived()
+
+
+def test_losses_that_diverged_and_costs_that_are_unknown_are_results(tmp_path):
+    one = result("rope", processor_seconds=None, validations=[{"updates": 2, "valid_loss": float("inf")}])
+    assert store(tmp_path, one).read(name(one)) == one
+
+
+@pytest.mark.parametrize("wrong", [{"zlib": "eNpjZAAAAAQA"}, {"zlib": "?"}, {"shape": [3]}])
+def test_a_damaged_array_is_an_error(wrong):
+    with pytest.raises(UserError, match="an array of a result is damaged"):
+        unpack(PACKED | wrong)

@@ -180,6 +180,20 @@ def test_what_could_be_found_is_found_so_often():
     assert statistics.detectable(np.array([1.0]), 1) == float("inf")
 
 
+@pytest.mark.parametrize(("seeds", "comparisons"), [(2, 1), (5, 1), (6, 2), (7, 4)])
+def test_nothing_can_be_found_where_no_p_survives(seeds, comparisons):
+    differences = np.linspace(0.9, 1.1, seeds)
+    assert statistics.sign_flip(differences) * comparisons > 0.05
+    assert statistics.detectable(differences, comparisons) == float("inf")
+
+
+def test_six_seeds_find_what_all_of_them_have():
+    generator = np.random.default_rng(4)
+    needed = np.mean([statistics.detectable(generator.normal(0, 1, 6), 1) for _ in range(500)])
+    found = [statistics.sign_flip(generator.normal(needed, 1, 6)) <= 0.05 for _ in range(500)]
+    assert 0.7 < np.mean(found) < 0.9
+
+
 def test_within_a_seed():
     whole = np.array([1.0, -1.0, 0.1])
     drawn = whole[:, None] + np.linspace(-0.5, 0.5, 101)

@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from relpos_fairseq.data.streams.dataset import read_stream
 from relpos_fairseq.evaluation import language_model, length
 from relpos_fairseq.evaluation import perplexity as by_token
 from relpos_fairseq.evaluation.language_model import Dynamic, score_dynamic
+from relpos_fairseq.io.command import CONTINUE
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +160,10 @@ def test_lengths_of_a_model_with_memory(recurrent, corpus, tmp_path, capsys, mon
     assert all(row["tokens"] == "40" and float(row["perplexity"]) > 1 for row in rows)
     assert (tmp_path / "length.png").stat().st_size > 1000
     before = (tmp_path / "length.csv").read_bytes()
+    with monkeypatch.context() as stopped:
+        stopped.setattr(length, "run_stages", Mock(side_effect=KeyboardInterrupt))
+        assert relpos("evaluate", "length", *arguments) == 130
+    assert capsys.readouterr().err.endswith(CONTINUE + "\n")
     monkeypatch.setattr(length, "score_with_windows", None)  # nothing is done twice
     monkeypatch.setattr(length, "score_with_memory", None)
     assert relpos("evaluate", "length", *arguments) == 0

@@ -258,6 +258,24 @@ def test_translate_runs_an_export(checkpoint, corpus, tmp_path, capsys):
     assert "export the checkpoint again" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.bin", b"\x06", "is not a whole folder of CTranslate2"),
+        ("model.bin", bytes(10**5), "is not a whole folder of CTranslate2"),
+        ("config.json", b"[]", "is not a whole folder of CTranslate2"),
+        ("shared_vocabulary.json", b"{", "is not a whole folder of CTranslate2"),
+        ("relpos.json", b'{"languages": ["en", "de"], "longest": -3}', "longest is -3, and must be a whole number"),
+    ],
+)
+def test_a_damaged_export_is_one_line(checkpoint, tmp_path, capsys, name, content, said):
+    assert relpos("export", "ct2", checkpoint, "--out", tmp_path / "exported") == 0
+    (tmp_path / "exported" / name).write_bytes(content)
+    assert relpos("translate", tmp_path / "exported", tmp_path / "exported" / name, "--cpu") == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"error: {tmp_path / 'exported'}") and said in error and "export the checkpoint ag" in error
+
+
 def test_text_beside_the_checkpoint_is_enough(checkpoint, corpus, tmp_path, capsys):
     """Without the data: random sentences are compared, and the export has its dictionaries."""
     state = torch.load(checkpoint, weights_only=True)

@@ -339,7 +339,12 @@ SPEC = {
     "tasks": {"copying": {"kind": "copy", "longest": 4, "beyond": 6, "examples": 200, "each": 2}},
     "slurm": {"timeout_min": 60},
 }
-RESULT = {"run": "a/b-seed1-0", "task": "a", "scheme": "b", "seed": 1, "sets": {"t": {"x": 1}}, "settings": {"y": 1}}
+PACKED = {"type": "|u1", "shape": [1, 2], "zlib": "eNpjZAAAAAQAAg=="}
+SCORED = {"values": {"BLEU": 1.5}, "lengths": PACKED, "statistics": {"BLEU": PACKED}, "seconds": 1.5}
+RESULT = {"run": "a/b-seed1-0", "task": "a", "scheme": "b", "seed": 1, "sets": {"t": SCORED}}
+RESULT |= {"settings": {"task": {"kind": "copy"}, "train": {"lr": 1}}, "versions": {"numpy": "2"}, "unit": "words"}
+RESULT |= {"code": "c", "data": "d", "validations": [{"updates": 1, "valid_loss": 2.5}], "parameters": 1}
+RESULT |= dict.fromkeys(("tokens_per_second", "seconds", "processor_seconds", "megabytes"), 1.5)
 FILE = {"bytes": 1, "sha256": "0"}
 MANIFEST = {
     "command": "relpos prepare",
@@ -376,7 +381,7 @@ FORMATS = [
     Format("merges", lambda f: written(f, "codes", MERGES), _merges, "lines"),
     Format("merges of --bpe", lambda f: written(f, "codes", MERGES), _bpe, "lines"),
     Format("specification", lambda f: written(f, "s.yaml", as_yaml(SPEC)), _spec, "yaml", "^schemes$|^tasks$|kind$"),
-    Format("results", lambda f: written(f, "r.gz", gzip.compress(as_json(RESULT))), _archive, needed="^[a-z]+$"),
+    Format("results", lambda f: written(f, "r.gz", gzip.compress(as_json(RESULT))), _archive, needed="^[a-z_]+$"),
     Format("manifest", lambda f: written(f, "manifest.json", MANIFEST), _text),
     Format(
         "scores",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.io.lines import BOM, lines_of, read_lines
 
 PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
@@ -44,3 +46,22 @@ def test_a_damaged_stream_after_a_whole_one_is_named(suffix: str, place: int, tm
     path.write_bytes(first + second)
     with pytest.raises(UserError, match=f"^{path} "):
         list(read_lines(path))
+
+
+def test_a_line_without_an_end_is_named(monkeypatch):
+    with pytest.raises(UserError, match="^/dev/zero, line 1: longer than"):
+        next(lines_of(Path("/dev/zero")))
+    with open("/dev/zero") as zeros:
+        monkeypatch.setattr("sys.stdin", zeros)
+        for path in (None, Path("-")):
+            with pytest.raises(UserError, match="^standard input, line 1: longer than"):
+                next(lines_of(path))
+
+
+def test_pipes_are_texts(tmp_path, monkeypatch):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=lambda: fifo.write_bytes(BOM + b"a\r\nb\n\n"))
+    writer.start()
+    assert list(lines_of(fifo)) == ["a", "b", ""]
+    writer.join()

@@ -460,3 +460,15 @@ def test_a_disk_that_torch_finds_full_is_one_line(tmp_path, monkeypatch, free):
     with pytest.raises(RuntimeError, match="a bug"), files.atomic_path(tmp_path / "model.pt"):
         raise RuntimeError("a bug")
     assert not list(tmp_path.iterdir())
+
+
+def test_links_in_a_circle_lead_nowhere(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    (tmp_path / "text").write_text("a")
+    files.check_outputs({"--out": one}, {"text": tmp_path / "text", "other": other})
+    with pytest.raises(UserError, match="one is also an input"):
+        files.check_outputs({"--out": one}, {"text": one})
+    with pytest.raises(UserError, match="one is there already"):
+        files.write_text(one, "a")

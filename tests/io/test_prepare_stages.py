@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from relpos_fairseq.io import stages
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_folder, write_text
 from relpos_fairseq.io.processes import ordered_map
-from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.io.reading import Number, read_json
 from relpos_fairseq.io.stages import Stage, run_stages
 from relpos_fairseq.preparation import binarise
 from relpos_fairseq.preparation.binarise import write_indexed
@@ -175,7 +176,7 @@ def test_two_processes_in_one_folder(pipeline, tmp_path):
     first = start(pipeline, tmp_path, 1, 0.2)
     assert first.stdout.readline() == "[1/4] numbers ...\n"
     _, err = finish(start(pipeline, tmp_path, 1, 0), 2)
-    assert err.startswith(f"error: another process is preparing {tmp_path}") and err.count("\n") == 1
+    assert err.startswith(f"error: another process works in {tmp_path}") and err.count("\n") == 1
     first.kill()
     first.communicate(timeout=60)
     finish(start(pipeline, tmp_path, 1, 0))
@@ -305,6 +306,34 @@ def test_a_damaged_stamp_is_none(tmp_path, stamp):
     step = Stage("step", lambda: write_text(tmp_path / "a.txt", "a"), [], [tmp_path / "a.txt"])
     run_stages([step], tmp_path)
     assert (tmp_path / "a.txt").read_text() == "a"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"n": -1}, {"n": {"of": [3, -1]}}, {"share": float("nan")}, {"bytes": -1}, {"bytes": True}, {"files": {"x": 3}}],
+)
+def test_a_stamp_with_counts_that_cannot_be_is_made_anew(small, wrong):
+    small.run()
+    path = small.folder / ".stages" / "one.json"
+    stamp = read_json(path)
+    of_output = wrong.keys() & {"bytes", "files"}
+    (stamp["outputs"]["a.txt"] if of_output else stamp["counts"]).update(wrong)
+    path.write_text(json.dumps(stamp))
+    assert "one" in small.run() and small.run() == []
+
+
+def test_a_stage_declares_the_type_of_its_counts(tmp_path):
+    class Made(TypedDict):
+        score: Number
+
+    ran = []
+    step = Stage("step", lambda: ran.append(1) or {"score": float("nan")}, [], [], counted=Made)
+    path = tmp_path / ".stages" / "step.json"
+    for content, runs in ((None, 1), (None, 1), ('{"score": "1"}', 2), ("{}", 3)):
+        if content is not None:
+            path.write_text(json.dumps(read_json(path) | {"counts": json.loads(content)}))
+        run_stages([step], tmp_path)
+        assert len(ran) == runs
 
 
 def test_stamps_hold_in_a_folder_that_was_moved(small):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
 from hypothesis import given
@@ -14,7 +16,21 @@ from hypothesis import strategies as st
 from helpers import ROOT
 from relpos_fairseq.io.command import run_command
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.reading import of_type, read_json, read_json_lines, read_yaml, reading
+from relpos_fairseq.io.files import sha256_of
+from relpos_fairseq.io.reading import (
+    Amount,
+    Count,
+    Number,
+    of_type,
+    read_json,
+    read_json_lines,
+    read_text,
+    read_yaml,
+    reading,
+)
+from relpos_fairseq.io.tensor_files import read_checkpoint
+from relpos_fairseq.text import provenance
+from relpos_fairseq.text.dictionary import read_dictionary
 
 
 class Named(TypedDict):
@@ -48,6 +64,10 @@ class Row(Named, total=False):
         (b'["a"]', tuple[str, str], "must be a list of 2"),
         (b"[]", dict[str, int] | str, r"the whole is \[\], and must be an object or a text"),
         (b'"c"', Literal["a", "b"], "must be one of a, b"),
+        (b"-1", Count, "must be a whole number from 0"),
+        (b'{"a": -0.5}', dict[str, Amount | None], "a is -0.5, and must be a number from 0 or null"),
+        (b'{"name": 3, "of": "a"}', Annotated[dict[str, object], Named], "name is 3, and must be a text"),
+        (b'{"c": 1}', dict[Literal["a", "b"], int], '"c", and must be one of a, b as a key'),
     ],
 )
 def test_wrong_json_is_one_line(tmp_path: Path, content: bytes, wanted: Any, said: str) -> None:
@@ -64,6 +84,8 @@ def test_right_json_is_read(tmp_path: Path) -> None:
     assert read_json(tmp_path / "none", default=None) is None
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "none")
+    path.write_text('{"loss": NaN, "updates": 1}', encoding="utf-8")
+    assert read_json(path, dict[str, Number])["updates"] == 1
     path.write_text('[1]\n\n{"a": "\u2028"}\n', encoding="utf-8")
     assert read_json_lines(path) == [[1], {"a": "\u2028"}]
     path.write_text("[1]\n[2\n", encoding="utf-8")
@@ -117,6 +139,30 @@ def test_what_is_no_fault_of_the_file_passes() -> None:
             raise error
     with pytest.raises(UserError, match=r"^a.bin: twice$"), reading("a.bin", "a table"):
         raise UserError("twice")
+
+
+def hashed(path: Path) -> str:
+    return provenance.of_files({"dict.txt": path})["dict.txt"]
+
+
+@pytest.mark.parametrize(
+    "read", [read_json, read_json_lines, read_yaml, read_text, read_dictionary, read_checkpoint, sha256_of, hashed]
+)
+def test_what_has_no_end_is_not_waited_for(tmp_path: Path, read: Callable) -> None:
+    os.mkfifo(tmp_path / "dict.txt")
+    for path in (tmp_path / "dict.txt", Path("/dev/zero")):
+        with pytest.raises(UserError, match=f"{path} is a pipe, socket or device.*: give an ordinary file"):
+            read(path)
+
+
+def test_pipes_of_the_shell_are_read() -> None:
+    for content in (b"[1]", b""):
+        read, write = os.pipe()
+        os.write(write, content)
+        os.close(write)
+        with os.fdopen(read):
+            assert read_text(f"/dev/fd/{read}") == content.decode()
+    assert read_text(os.devnull) == ""
 
 
 JSON = st.recursive(

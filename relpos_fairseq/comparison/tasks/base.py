@@ -89,6 +89,8 @@ class Task:
     default: ClassVar[dict] = {}  # flags of fairseq-train
     logged: ClassVar[tuple[str, ...]] = ("valid_loss", "valid_ppl")  # kept of every validation
 
+    noted: ClassVar[Any] = object  # the type of what a set's scores keep besides (`Scored.notes`)
+
     label: str  # the task's name in the specification
     train: dict = field(default_factory=dict)  # flags of fairseq-train
     generate: dict = field(default_factory=dict)  # flags of fairseq-generate

@@ -14,7 +14,7 @@ from relpos_fairseq.comparison.scores import Packed, pack, unpack
 from relpos_fairseq.comparison.tasks.base import Scored, Task, Workspace, check_label, kind
 from relpos_fairseq.comparison.tasks.glue import MODEL_FLAG, FineTuning
 from relpos_fairseq.comparison.tasks.registry import make_tasks
-from relpos_fairseq.comparison.training_run import train
+from relpos_fairseq.comparison.training_run import Training, train
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import sha256_of, write_json
 from relpos_fairseq.io.indexed import read_indexed
@@ -139,7 +139,8 @@ class MaskedLM(Task):
         place = Path("finetune") / label
         inner = Workspace(task, workspace.data / place, workspace.folder / place, workspace.threads, workspace.seed)
         flags = task.flags({MODEL_FLAG: str(workspace.model)}, workspace.seed)
-        stage = Stage("train", partial(train, inner, flags), [workspace.model], [inner.checkpoints], keeps=True)
+        work, read = partial(train, inner, flags), [workspace.model]
+        stage = Stage("train", work, read, [inner.checkpoints], keeps=True, counted=Training)
         trained = run_stages([stage], inner.folder)["train"]
         scored = task.score(own, inner)
         scored.notes |= {name: trained[name] for name in ("validations", "processor_seconds")}

@@ -31,7 +31,7 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import sha256_of, write_json
 from relpos_fairseq.io.indexed import read_indexed
 from relpos_fairseq.io.processes import key_of
-from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.io.reading import Amount, Count, read_json
 
 BLOCK = 32  # neighbouring predictions, which are alike, that count as one example
 ROWS = 4  # rows or windows that are read together
@@ -40,6 +40,22 @@ SHARES = (0.1, 0.5, 1.0)  # r of the effective context
 GAIN = 0.01  # of the effective context
 TRAINED = "as trained"  # the set that each model reads with the memory of its training
 WINDOWS = "windows"  # the set that is read without memory
+
+
+class _Timed(TypedDict):
+    """What `beside_window` returns."""
+
+    memory: Amount
+    window: Amount
+    largest: Amount
+
+
+class _Notes(TypedDict):
+    """What a set keeps of every prediction."""
+
+    contexts: list[Count]  # of memory, or of the windows
+    hundredths: Packed  # (C, N) of a nat, of N predictions with each length, as differences to the length before
+    timed: list[_Timed]
 
 
 @kind("memory")
@@ -58,6 +74,8 @@ class SegmentMemory(Task):
         "max-valid-steps": 32,
         "lr": 2e-3,
     }
+
+    noted: ClassVar[Any] = _Notes
 
     data: Path  # the folder of `relpos prepare lm`
     segment: int = 64  # tokens
@@ -173,14 +191,6 @@ class SegmentMemory(Task):
         )
 
 
-class _Notes(TypedDict):
-    """What a set keeps of every prediction."""
-
-    contexts: list[int]  # of memory, or of the windows
-    hundredths: Packed  # (C, N) of a nat, of N predictions with each length, as differences to the length before
-    timed: list[dict[str, float]]  # `beside_window`
-
-
 def hundredths(nats: Sequence[np.ndarray]) -> Packed:
     """Return the nats (N,) of each of C lengths as (C, N) whole hundredths, each less those of the length before."""
     return pack(np.diff(np.round(np.stack(nats) * SCALE), axis=0, prepend=0))
@@ -212,7 +222,7 @@ def effective_contexts(losses: np.ndarray, share: float) -> list[int]:
     return found
 
 
-def beside_window(subject: Any, stop: int, length: int, segment: int, number: int) -> dict[str, float]:
+def beside_window(subject: Any, stop: int, length: int, segment: int, number: int) -> _Timed:
     """Return the seconds a prediction of a segment with memory and in a sliding window, and the scores' difference.
 
     The segment's context begins `length` tokens before it, so memory and each prediction's window hold the same tokens.

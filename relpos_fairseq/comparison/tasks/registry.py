@@ -81,12 +81,13 @@ def make_task(label: str, options: dict, shared: dict[str, dict]) -> Task:
     if unknown := [str(key) for key in own if key not in types]:
         raise ValueError(f"task {label}: kind {kind} has no {', '.join(unknown)}; known: {', '.join(types)}")
     hints = get_type_hints(known[kind])
-    for key, value in own.items():
+    flagged = {key: options[key] for key in shared if options.get(key) is not None}
+    for key, value in (own | flagged).items():
         try:
             of_type(value, _as_yaml(hints[key]), key)
         except ValueError as error:
             raise ValueError(f"task {label}: {error}") from None
-    flags = {key: {**flags, **(options.get(key) or {})} for key, flags in shared.items()}
+    flags = {key: {**flags, **flagged.get(key, {})} for key, flags in shared.items()}
     try:
         paths = {key: Path(value) for key, value in own.items() if types[key].startswith("Path") and value is not None}
         return known[kind](label=label, **own | paths, **flags)
