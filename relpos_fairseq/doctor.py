@@ -62,11 +62,11 @@ def lines(quick: bool) -> Iterator[Line]:
 
 def _fairseq() -> Line:
     if find_spec("fairseq") is None:
-        return "fairseq", "not installed beside this Python: run scripts/install.sh", True
+        return "fairseq", f"not installed beside this Python: {packages.remedy('fairseq')}", True
     try:
         fairseq = importlib.import_module("fairseq")
     except Exception as error:  # an old release fails in many ways
-        said = f"does not import: {type(error).__name__}: {error}; run scripts/install.sh"
+        said = f"does not import: {type(error).__name__}: {error}; {packages.remedy('fairseq')}"
         return "fairseq", said, True
     return "fairseq", f"{fairseq.__version__}, {Path(fairseq.__file__).parent}", False
 

@@ -53,7 +53,7 @@ class Quickstart:
     position_scheme: str = option(
         DEFAULT_SCHEME,
         "the scheme, or several joined by + (default: %(default)s); an unknown name lists all",
-        metavar="S",
+        metavar="SCHEME",
         exclusive=0,
     )
     compare: str | None = option(None, "train several and print one table", metavar="S1,S2,...", exclusive=0)

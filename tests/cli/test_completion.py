@@ -44,6 +44,8 @@ LINES = [
     ("relpos export ct2 model.pt --out fol", ["folder"]),  # no file where a folder is meant
     ("relpos average --la", ["--last", "--last-updates"]),
     ("relpos compare st", ["status"]),
+    ("relpos convert model.pt --to alibi_", ["alibi_learned"]),
+    ("relpos schemes log", ["log_cpb"]),
     ("relpos completion z", ["zsh"]),
     ("relpos convert model.pt --position-share ", ["none", "heads", "layers", "both"]),
 ]
@@ -101,3 +103,10 @@ def test_another_shell_is_one_line(capsys):
     with pytest.raises(SystemExit):
         relpos("completion", "tcsh")
     assert "argument shell: invalid choice: 'tcsh'" in capsys.readouterr().err
+
+
+def test_every_scheme_is_completed():
+    from relpos_fairseq.cli.completion import _scheme_names
+    from relpos_fairseq.schemes import scheme_names
+
+    assert _scheme_names() == sorted(scheme_names())
