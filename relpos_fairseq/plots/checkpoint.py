@@ -201,11 +201,14 @@ def draw_checkpoint(given: Any) -> None:
     Raises:
         UserError: what cannot be drawn, and what to do.
     """
-    if given.sentence is not None and not (given.data and given.sentence.split()):
-        raise UserError(f"--sentence {given.sentence!r}: give words, and --data for the checkpoint's dictionary")
+    if given.sentence is not None and not given.sentence.split():
+        raise UserError(f"--sentence {given.sentence!r}: give words")
     if given.checkpoint is None:
         raise UserError("give a checkpoint, or logs of fairseq-train with --curves")
-    model, task = SavedModel.open(given.checkpoint).build_anyway(given.data)
+    saved = SavedModel.open(given.checkpoint)
+    if given.sentence is not None:
+        given = replace(given, data=given.data or saved.find_text(None))
+    model, task = saved.build_anyway(given.data)
     ready = []
     drawn = pictures(model, task, find_stacks(model, given.checkpoint), given)
     for stack, found in progress(drawn, description="draw", unit="kinds of pictures"):

@@ -22,8 +22,7 @@ from relpos_fairseq.placement import Placement
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.saved.model import one_line
 from relpos_fairseq.terms import PositionTerms
-from relpos_fairseq.text import load_tokenizer
-from relpos_fairseq.text.assets import tokenizer_folder
+from relpos_fairseq.text.assets import read_text
 from relpos_fairseq.text.dictionary import NSPECIAL
 
 
@@ -105,14 +104,14 @@ class WatchedAttention:
 
 
 def choose_sentence(model: nn.Module, task: Any, words: str | None, length: int, data: Path | None) -> SentenceInput:
-    """Return the sentence given, else the data's first, else random tokens.
+    """Return the sentence given, read as the text of the folder `data`, else the data's first, else random tokens.
 
     Raises:
         UserError: the data cannot be read.
     """
     if words is not None:
-        words = in_pieces(words, data)
-        line = task.source_dictionary.encode_line(words, add_if_not_exist=False).long()
+        symbols = read_text(data, getattr(options_of(task), "source_lang", None)).encode(words)
+        line = task.source_dictionary.encode_line(" ".join(symbols), add_if_not_exist=False).long()
         unknown = int((line == task.source_dictionary.unk()).sum())
         note = f", {unknown} of {len(line) - 1} tokens unknown" if unknown else ""
         return SentenceInput(arguments(model, task, line[:-1]), f"the given sentence{note}")
@@ -141,12 +140,6 @@ def further_sentences(task: Any, count: int) -> list[SentenceInput]:
         raise UserError("--sentences: a batch of inputs is read from --data, without --sentence")
     found = (sample_of(task, split, index)[0] for index in range(1, count + 1))
     return [SentenceInput(cut_sample(one), f"more of {split}") for one in found if one is not None]
-
-
-def in_pieces(words: str, data: Path) -> str:
-    """Return a sentence tokenized by the tokenizer in the data folder, or unchanged if there is none."""
-    folder = tokenizer_folder(data)
-    return " ".join(load_tokenizer(folder).encode(words).pieces) if folder else words
 
 
 def sample_of(task: Any, split: str, index: int = 0) -> tuple[dict[str, Any] | None, str]:

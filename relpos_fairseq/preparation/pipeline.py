@@ -12,8 +12,9 @@ from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.stages import Stage, run_stages
 from relpos_fairseq.preparation.binarise import warn_of_unknown
 from relpos_fairseq.text.assets import Text
-from relpos_fairseq.text.round_trip import RoundTrip, round_trip
+from relpos_fairseq.text.round_trip import LACKS, RoundTrip, round_trip
 
+CAUSES = 2  # of a text's changes that its row names
 MANY = 0.1  # share of a text's lines above which a remedy is named, if they change by other than unknown symbols
 
 
@@ -97,10 +98,11 @@ def describe_trips(trips: Mapping[str, RoundTrip], remedies: Mapping[str, str]) 
     """Return a table of the lines that do not come back, by data set, with a remedy if they are many; and examples."""
     rows = []
     for name, trip in trips.items():
-        helps = remedies[name] and trip.changed - trip.unknown > MANY * trip.lines
+        helps = remedies[name] and trip.changed - trip.reasons[LACKS] > MANY * trip.lines
         less = f", less with {remedies[name]}" if helps else ""
-        rows.append((name, trip.lines, trip.changed, f"{trip.changed / max(trip.lines, 1):.1%}{less}"))
-    parts = [table(rows, ("text to symbols and back", "lines", "changed", "share"))]
+        why = ", ".join(f"{count:,} {reason}" for reason, count in trip.reasons.most_common(CAUSES))
+        rows.append((name, trip.lines, trip.changed, f"{trip.changed / max(trip.lines, 1):.1%}{less}", why))
+    parts = [table(rows, ("text to symbols and back", "lines", "changed", "share", "by"))]
     for name, trip in trips.items():
         parts += [f"{name}: `{line}` comes back as `{back}` ({why})" for line, back, why in trip.examples]
     return "\n".join(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 LINES = 1000  # of a text, from its beginning
 SHOWN = 3  # lines that are shown
+LACKS = "unknown symbols"
 BEFORE, AFTER = 12, 28  # characters that are shown around the first difference
 
 
@@ -43,13 +45,13 @@ class RoundTrip:
     Attributes:
         lines: how many.
         changed: how many did not come back.
-        unknown: how many of these have symbols that the dictionary lacks.
+        reasons: how many of these for which reason; LACKS: they have symbols that the dictionary lacks.
         examples: the first of these: the line and what came back, around the first difference, and the reason.
     """
 
     lines: int = 0
     changed: int = 0
-    unknown: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
     examples: list[tuple[str, str, str]] = field(default_factory=list)
 
 
@@ -69,11 +71,11 @@ def round_trip(text: Text, lines: Iterable[str], known: Collection[str] | None =
         found.lines += 1
         if back == line:
             continue
-        lacks = UNKNOWN in symbols and UNKNOWN not in line
+        reason = LACKS if UNKNOWN in symbols and UNKNOWN not in line else _reason(line, back)
         found.changed += 1
-        found.unknown += lacks
+        found.reasons[reason] += 1
         if len(found.examples) < SHOWN:
-            found.examples.append((*_around(line, back), "unknown symbols" if lacks else _reason(line, back)))
+            found.examples.append((*_around(line, back), reason))
     return found
 
 

@@ -32,19 +32,19 @@ RUNS = {
     "--vocab-size 80 --max-words 8 --sample 100 --seed 3",
     "lm-word": "prepare lm --train IN/a.txt IN/b.txt.gz --valid IN/v.txt --documents blank "
     "--shards 2 --workers 2 --padding-factor 8",
-    "lm-char": "prepare lm --text IN/a.txt --split 0.8,0.1,0.1 --level char --documents heading",
-    "lm-byte": "prepare lm --text IN/a.txt --split 0.9,0.1 --level byte --documents blank --shards 3",
+    "lm-char": "prepare lm --text IN/a.txt --shares 0.8,0.1,0.1 --level char --documents heading",
+    "lm-byte": "prepare lm --text IN/a.txt --shares 0.9,0.1 --level byte --documents blank --shards 3",
     "lm-sentencepiece": "prepare lm --train IN/a.txt --test IN/v.txt --level sentencepiece "
     "--vocab-size 330 --byte-fallback --model-type bpe",
     "mlm-bpe": "prepare mlm --train x=IN/a.txt y=IN/v.txt --hold-out 0.2 --alpha 0.5 "
     "--tokens-per-sample 40 --vocab-size 320 --workers 2",
-    "mlm-wordpiece": "prepare mlm --train IN/a.txt --valid IN/v.txt --tokenizer wordpiece "
+    "mlm-wordpiece": "prepare mlm --train IN/a.txt --valid IN/v.txt --train-tokenizer wordpiece "
     "--lowercase --vocab-size 90 --pack full --tokens-per-sample 30 --shards 2 --documents line",
-    "mlm-sentencepiece": "prepare mlm --train IN/a.txt --tokenizer sentencepiece --pack none "
+    "mlm-sentencepiece": "prepare mlm --train IN/a.txt --train-tokenizer sentencepiece --pack none "
     "--vocab-size 70 --character-coverage 1.0 --sentences split --hold-out 0.1",
     "qa": "prepare qa --train IN/qa.json --train-articles 6 --eval IN/qa.json "
     "--train-tokenizer wordpiece --vocab-size 90",
-    "glue": "prepare glue IN/glue --tokenizer MADE/mlm-wordpiece/tokenizer --max-length 20 --workers 2",
+    "glue": "prepare glue IN/glue --tokenizer-folder MADE/mlm-wordpiece/tokenizer --max-length 20 --workers 2",
     "glue-text": "prepare glue IN/glue --tasks RTE,CoLA",
 }
 # What a run keeps for its own continuation; the manifest, which holds versions, is looked at apart.

@@ -35,7 +35,6 @@ from relpos_fairseq.plots.stacks import Stack
 from relpos_fairseq.positions import Positions
 from relpos_fairseq.scheme import AttentionShape
 from relpos_fairseq.terms import PositionTerms
-from relpos_fairseq.text import train_tokenizer
 
 WORDS = "the cat sat on a mat and saw $5 or $6".split()
 SENTENCE = "the cat saw a mat".split()
@@ -297,14 +296,6 @@ def test_ranks_of_low_rank_logits():
     assert found == {"content": [6, 2], "added by positions": [3, 3], "logits": [9, 5]}
 
 
-def test_a_sentence_is_cut_by_the_datas_own_tokenizer(tmp_path):
-    texts = ["the cat sat on the mat"] * 3
-    tokenizer = train_tokenizer("wordpiece", tmp_path, texts=texts, vocab_size=40)
-    expected = " ".join(tokenizer.encode("the matat").pieces)
-    assert "##" in expected and plot_sentence.in_pieces("the matat", tmp_path) == expected
-    assert plot_sentence.in_pieces("the matat", tmp_path / "none") == "the matat"
-
-
 def test_long_tokens_and_full_ranks_are_said(tmp_path):
     """Tokens must not run into the title; where every rank is full, the picture says so."""
     figure, ax = axes.plt.subplots()
@@ -463,7 +454,7 @@ def test_errors_are_one_line_and_write_nothing(save, data, tmp_path, capsys):
         ((plain, *to), ("has no position scheme", "relpos model")),
         ((good, *to, "--data", tmp_path / "no"), ("--data", "does not exist")),
         ((good, *to, "--data", other), ("--data", "may be another model's")),
-        ((good, *to, "--sentence", "the"), ("--sentence 'the'", "--data")),
+        ((good, *to, "--sentence", "the"), ("no text/ beside", "--data")),
         ((good, *to, "--length", "1"), ("--length", ">= 2, got 1")),
         ((good, *to, "--segments", "x"), ("--segments", "got x")),
         ((good, "--out", tmp_path / "file"), ("is a file", "give a folder")),
