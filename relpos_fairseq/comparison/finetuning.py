@@ -51,10 +51,11 @@ def finetune_glue(given: Any) -> int:
     text = scores_table(tasks, given.data, scores, list(comparison.spec.schemes))
     numbers = {"/".join(key): one.numbers() for key, one in chosen.items()}
     print_and_write(given.out / protocol.name, f"{text}\n\n{choices_table(chosen, HEADERS)}", numbers)
-    if given.predictions:
-        for (model, task), one in chosen.items():
+    for (model, task), one in chosen.items() if given.keep_models or given.predictions else ():
+        checkpoint = kept_model(comparison, one.run)
+        print(f"{model} fine-tuned on {task}: {checkpoint}")
+        if given.predictions:
             folder, submission = (given.out / kind / protocol.name / model for kind in ("predictions", "submission"))
-            checkpoint = kept_model(comparison, one.run)
             cpu = "--cpu" in device()
             write_predictions(checkpoint, given.data / task, TASKS[task], folder / task, submission, cpu)
             print(f"predictions of {model} on {task}: {folder / task}")
@@ -225,7 +226,7 @@ def kept_model(comparison: Comparison, run: Run) -> Path:
     path = folder / "checkpoints" / f"checkpoint_{run.task.checkpoint}.pt"
     if not path.is_file():
         raise UserError(
-            f"--predictions: {folder} has no model, since its run was made without: delete its "
+            f"--keep-models, --predictions: {folder} has no model, since its run was made without: delete its "
             f"result, {folder.name}.json, and run the same command again"
         )
     return path

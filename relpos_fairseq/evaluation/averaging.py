@@ -9,7 +9,7 @@ import torch
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_path, check_outputs
-from relpos_fairseq.io.progress import progress
+from relpos_fairseq.io.progress import progress, say
 from relpos_fairseq.io.tensor_files import check_finite, save
 from relpos_fairseq.plan import decode_text
 from relpos_fairseq.saved.model import SavedModel
@@ -17,6 +17,7 @@ from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import copy_assets, text_folders
 
 EPOCH, UPDATE = re.compile(r"checkpoint(\d+)\.pt"), re.compile(r"checkpoint_\d+_(\d+)\.pt")
+LAST = "checkpoint_last.pt"
 SCHEME = "scheme_version"
 SHOWN = 6  # files of a folder in an error
 
@@ -38,6 +39,10 @@ def choose(inputs: list[Path], last: int | None, last_updates: int | None) -> li
     found = _numbered(inputs[0], EPOCH if last else UPDATE)
     if number < 1 or len(found) < number:
         raise UserError(_too_few(inputs[0], number, len(found), is_last=bool(last)))
+    end = inputs[0] / LAST
+    ends = [SavedModel.read(path, mapped=True).updates for path in (end, found[-1]) if path.is_file()]
+    if len(ends) == 2 and ends[0] > ends[1]:
+        say(f"{end} is of update {ends[0]:,}, later than these: to take it too, name checkpoints one by one")
     return found[-number:]
 
 

@@ -304,6 +304,8 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
         facts["parameters"] = sum(one.numel() for one in model.parameters())
         facts |= {f"largest difference: {n}": f"{v:.1e}" for n, v in differences.items()}
         facts |= {"tokenizer": said, "checkpoint's sha256": sha256_of(checkpoint)}
+        if head is CAUSAL_LM:
+            facts["generate"] = "ends at </s>, a line's end; with eos_token_id=None it goes on"
         write_export_card(checkpoint, folder, "transformers", facts)
     return Exported(differences, said, closing)
 

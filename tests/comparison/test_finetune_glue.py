@@ -501,7 +501,7 @@ def test_wrong_input_is_said_first(tmp_path, glue, pretrained, monkeypatch, caps
         "has neither cfg nor args": arguments(glue, tmp_path, [str(tmp_path / "plain.pt")]),
         "two models are called 'small'": arguments(glue, tmp_path, [model, model]),
         "--lr must be above 0": arguments(glue, tmp_path, [model], "--lr", "-1"),
-        "has no task": [str(tmp_path / "none"), model, "--out", str(tmp_path)],
+        "has no task": [model, "--data", str(tmp_path / "none"), "--out", str(tmp_path)],
         "was not made by relpos prepare glue": arguments(glue, tmp_path, [model], "--tasks", "XNLI"),
     }
     for message, command in wrong.items():

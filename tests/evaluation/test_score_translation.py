@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import sys
 import urllib.error
 from pathlib import Path
@@ -191,10 +192,15 @@ def average(*arguments) -> int:
 
 
 @pytest.mark.slow
-def test_average_is_the_mean_and_translates(trained, tmp_path):
+def test_average_is_the_mean_and_translates(trained, tmp_path, capsys):
     corpus, folder = trained
     out = tmp_path / "average.pt"
     assert average(folder / "shaw", "--last", 2, "--out", out) == 0
+    assert "left out" not in capsys.readouterr().out
+    for name in ("checkpoint1.pt", "checkpoint2.pt", "checkpoint_last.pt"):
+        shutil.copy(folder / "shaw" / name, tmp_path)
+    assert average(tmp_path, "--last", 2, "--out", tmp_path / "earlier.pt") == 0
+    assert "checkpoint_last.pt is of update" in capsys.readouterr().out
     one, two = (cli.load(folder / "shaw" / f"checkpoint{n}.pt")["model"] for n in (2, 3))
     found = cli.load(out)
     assert found["last_optimizer_state"] is None

@@ -110,7 +110,7 @@ class FineTuning(Task):
         "save-interval-updates": False,
         "keep-interval-updates": False,
         "maximize-best-checkpoint-metric": True,
-        "log-interval": 50,
+        "log-interval": 10,
     }
 
     metric: ClassVar[str]  # by which checkpoints, learning rates and numbers of epochs are chosen
