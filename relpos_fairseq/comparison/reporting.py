@@ -75,8 +75,9 @@ def write_report(comparison: Comparison) -> int:
 
 def markdown(summary: Summary) -> str:
     """Return the report as Markdown."""
-    lines = [f"# {markdown_text(summary.title)}", "", READING, ""]
-    lines += [text for warning in warnings_of(summary) for text in (f"**{warning}.**", "")]
+    lines = [f"# {markdown_text(summary.title)}", "", *(f"- {line}" for line in shown_by(summary)), "", READING, ""]
+    common = warnings_of(summary)
+    lines += [text for warning in common for text in (f"**{warning}.**", "")]
     for part in summary.tasks:
         lines += [f"## {markdown_text(part.label)}", ""]
         for table in part.tables:
@@ -91,7 +92,7 @@ def markdown(summary: Summary) -> str:
                 for cells, sure in score_rows(table, summary.baseline)
             ]
             lines += [markdown_table(shown, SCORE_HEADERS, written=True), ""]
-            lines += [f"Warning: {warning}.\n" for warning in table.warnings()]
+            lines += [f"Warning: {warning}.\n" for warning in table.warnings() if warning not in common]
         for extra in part.extras:
             rows = [[markdown_text(row[0]), *row[1:]] for row in extra.rows]
             lines += [f"{extra.title}:", "", markdown_table(rows, extra.headers, written=True), ""]
@@ -117,7 +118,7 @@ def html_page(summary: Summary) -> str:
     """Return the report as one HTML page."""
     from jinja2 import Environment, StrictUndefined
 
-    parts = []
+    parts, common = [], warnings_of(summary)
     for part in summary.tasks:
         metric, names = part.tables[0].metric.name, list(part.costs)
         charts = [
@@ -125,7 +126,11 @@ def html_page(summary: Summary) -> str:
             chart(part.curves, names, "Validation loss during training", "updates", "bits a token"),
         ]
         scores = [
-            {"caption": caption(table), "rows": score_rows(table, summary.baseline), "warnings": table.warnings()}
+            {
+                "caption": caption(table),
+                "rows": score_rows(table, summary.baseline),
+                "warnings": [one for one in table.warnings() if one not in common],
+            }
             for table in part.tables
         ]
         costs = [(row, False) for row in cost_rows(part)]
@@ -134,8 +139,9 @@ def html_page(summary: Summary) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         summary=summary,
+        shown=shown_by(summary),
         reading=READING,
-        warnings=warnings_of(summary),
+        warnings=common,
         parts=parts,
         score_headers=SCORE_HEADERS,
         bold=DIFFERENCE,
@@ -189,14 +195,30 @@ def rounded(value: Estimate, *names: str) -> dict[str, str]:
     return dict(zip(names, (f"{one:.6g}" for one in (value.mean, value.low, value.high)), strict=True))
 
 
+def shown_by(summary: Summary) -> list[str]:
+    """Return the answer in lines: of each table the differences that survive the test, then where there are none."""
+    lines, none = [], []
+    for part in summary.tasks:
+        for table in (table for table in part.tables if table.differences):
+            name, told = f"{part.label}, {table.metric.name} on {table.set}", {}
+            for one in (one for one in table.differences if one.sure):
+                cell = difference_cells(one, table.metric.digits)[0]
+                told.setdefault(one.other, []).append(f"{one.scheme} {cell}")
+            lines += [f"{name}, to {other}: {'; '.join(cells)}" for other, cells in told.items()]
+            none += [] if told else [name]
+    where = "; ".join(none) if lines else f"in none of {counted(len(none), 'table')}"
+    return lines + [f"No difference survives the test: {where}"] * bool(none)
+
+
 def warnings_of(summary: Summary) -> list[str]:
-    """Return what a reader must know of the whole comparison."""
+    """Return what a reader must know of the whole comparison, what holds for all of its tables among it."""
     found = []
     if summary.done < summary.total:
         found.append(f"Not finished: {summary.done} of {counted(summary.total, 'run')}")
     if len(summary.codes) > 1:
         found.append(f"Results of {len(summary.codes)} versions of the code are mixed")
-    return found
+    tables = [table.warnings() for part in summary.tasks for table in part.tables if table.differences]
+    return found + [one for one in (tables[0] if tables else ()) if all(one in warnings for warnings in tables)]
 
 
 def caption(table: Table) -> str:
