@@ -18,6 +18,7 @@ from relpos_fairseq.io.files import existing_folder
 from relpos_fairseq.io.packages import describe_missing
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+ENOUGH = 100  # free megabytes with which it may not be the disk that is full
 CONTINUE = "interrupted; run the same command again to continue"
 AGAIN = "interrupted; nothing is kept: the same command starts over"
 OF_RUST = re.compile(r"\(os error \d+\)")  # how safetensors and tokenizers report an error of the file system
@@ -122,8 +123,9 @@ def describe_os_error(error: OSError) -> str | None:
         where = Path(error.filename)
         folder = existing_folder(where)
         free = shutil.disk_usage(folder).free / 1e6
+        or_there = ", or where standard output goes," * (free > ENOUGH)
         return (
-            f"no space left on the disk of {folder} ({free:,.1f} MB free) while writing {where}; "
+            f"no space left on the disk of {folder} ({free:,.1f} MB free){or_there} while writing {where}; "
             "make room and run the same command again"
         )
     if error.errno == errno.EFBIG:
