@@ -319,11 +319,11 @@ def test_no_source_is_left_out_of_git() -> None:
 
 
 def test_pages_name_this_version_and_files_that_are_there() -> None:
-    """README cites the version, CONTRIBUTING says what changed in it, and no page links to what is absent."""
+    """README and CITATION.cff have the version, CHANGELOG says what changed in it, no page links to what is absent."""
     version = re.search(r'__version__ = "(.+)"', (ROOT / PACKAGE / "version.py").read_text()).group(1)
     assert f"version = {{{version}}}" in (ROOT / "README.md").read_text()
-    changes = (ROOT / "CONTRIBUTING.md").read_text().partition("## Changes by version")[2]
-    assert re.search(r"^\*\*(.+)\*\*", changes, re.M).group(1) == version
+    assert f"version: {version}" in (ROOT / "CITATION.cff").read_text()
+    assert re.search(r"^## (.+)", (ROOT / "CHANGELOG.md").read_text(), re.M).group(1) == version
     pages = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     broken = [
         f"{page}: {link}"
