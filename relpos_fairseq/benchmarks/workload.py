@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -182,7 +181,6 @@ SETS = {
     "avx2": (("x86-64-v3", "avx2", "AVX2", "AVX2"), ("avx2", "fma", "bmi2")),
     "sse2": (("x86-64-v2", "default", "SSE4_2", "SSE41"), ("sse4_2",)),
 }
-PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
 def of_environment(name: str) -> dict[str, str | None]:
