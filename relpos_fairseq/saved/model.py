@@ -27,7 +27,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_
 from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor, nn
 
-from relpos_fairseq.heads import OwnHead, heads_in
+from relpos_fairseq.heads import CLASSIFIER, SPANS, OwnHead, heads_in
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.tensor_files import building, read_checkpoint
 from relpos_fairseq.plan import PositionPlan
@@ -69,6 +69,10 @@ JOBS = {
     **dict.fromkeys(("masked_lm", "multilingual_masked_lm"), "relpos fill"),
     "question_answering": "relpos answer",
     "sentence_prediction": "relpos classify",
+}
+_HEADS = {  # of tasks that name one: the option, and its kind
+    "question_answering": ("span_head_name", SPANS),
+    "sentence_prediction": ("classification_head_name", CLASSIFIER),
 }
 NAMED = ("translation_from_pretrained_bart", "online_backtranslation", MULTILINGUAL)  # whose texts name their language
 LANGUAGES, BEGUN = "symbols of languages", "<s> before them"  # what `SavedModel.framing` may be
@@ -261,11 +265,19 @@ class SavedModel:
         return BEGUN if name in {"denoising", "multilingual_denoising", "span_masked_lm"} else None
 
     def require(self, command: str) -> None:
-        """Raise an error if another command of JOBS, or none, runs the checkpoint."""
+        """Raise an error if another command of JOBS, or none, runs the checkpoint, or it lacks its task's head.
+
+        fairseq leaves out a head of another size, and makes a random one in its place.
+        """
         name = self.options.task_name
         if JOBS.get(name) != command:
             instead = f": use {JOBS[name]}" if name in JOBS else ""
             raise UserError(f"{self.path} is of task {name}, which {command} does not run{instead}")
+        if name in _HEADS:
+            option, kind = _HEADS[name]
+            wanted = kind, self.task.get(option), self.task.get("num_classes", 2)
+            if wanted not in [(one.head, one.name, one.outputs) for one in self.heads]:
+                raise UserError(f"{self.path} lacks the head of its task: {wanted[1]!r} of {wanted[2]} outputs")
 
     def find_text(self, data: Path | None) -> Path:
         """Return the folder of its dictionaries and subwords: `data`, or what lies beside it.
