@@ -105,6 +105,22 @@ def test_a_head_that_is_not_there_answers_nothing(trained, name, tmp_path, capsy
     assert f"lacks the head of its task: '{head}' of {outputs} outputs" in capsys.readouterr().err
 
 
+def test_a_class_without_a_label_is_named_by_its_number(trained, tmp_path, capsys) -> None:
+    """The <mask> that fairseq adds to every dictionary is no label."""
+    shutil.copytree(trained[2] / "RTE", tmp_path / "RTE")
+    checkpoint = tmp_path / "RTE" / "checkpoint_last.pt"
+    state = load(checkpoint)
+    state["cfg"]["task"]["num_classes"] = 4
+    for name in ("out_proj.weight", "out_proj.bias"):
+        name = f"classification_heads.sentence_classification_head.{name}"
+        state["model"][name] = torch.cat([state["model"][name]] * 2)
+    torch.save(state, checkpoint)
+    (tmp_path / "in.txt").write_text("a cat\ta dog\n")
+    assert relpos("classify", checkpoint, tmp_path / "in.txt", "--cpu", "--jsonl") == 0
+    found = json.loads(capsys.readouterr().out)["probabilities"]
+    assert list(found) == [*GLUE["RTE"].labels, "LABEL_2", "LABEL_3"]
+
+
 def test_fairseqs_own_hub_asks_no_server(trained, monkeypatch) -> None:
     """Its default is GPT-2's BPE from a server; the ids are those of our hub."""
     _, _, checkpoints = trained
