@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import sys
 import urllib.error
 from pathlib import Path
@@ -205,6 +206,15 @@ def test_average_is_the_mean_and_translates(trained, tmp_path):
         else:
             assert torch.equal(value, one[name]) and "scheme_version" in name
     assert cli.in_order(cli.generate(corpus, out))
+
+
+def test_tensors_without_options_are_averaged_beside_a_text_too(trained, tmp_path):
+    _, folder = trained
+    state = cli.load(folder / "shaw" / "checkpoint1.pt")
+    torch.save({"model": state["model"]}, tmp_path / "one.pt")
+    shutil.copytree(folder / "shaw" / "text", tmp_path / "text")
+    assert average(tmp_path / "one.pt", tmp_path / "one.pt", "--out", tmp_path / "out" / "mean.pt") == 0
+    assert (tmp_path / "out" / "text").is_dir()
 
 
 def test_only_one_scheme_is_averaged(trained, tmp_path, capsys):
