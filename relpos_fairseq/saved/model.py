@@ -16,7 +16,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -317,16 +317,17 @@ class SavedModel:
         if data is not None and not (data.is_dir() and any(data.rglob("dict*.txt"))):
             raise UserError(f"--data {data} has no dict*.txt: give a folder of fairseq-preprocess")
         with tempfile.TemporaryDirectory() as folder:
-            place = data
+            place, saved = data, self
             if place is None:
                 try:
                     place = self.find_text(None)
                 except UserError:
                     place = Path(folder)
                     self._stand_in(place)
-                    self.checkpoint.pop(provenance.KEY, None)  # the dictionaries that stand in are no training's
+                    kept = {name: value for name, value in self.checkpoint.items() if name != provenance.KEY}
+                    saved = replace(self, checkpoint=kept)  # the dictionaries that stand in are no training's
             try:
-                model, _, task = self.build({"data": str(place), "load_checkpoint_heads": True})
+                model, _, task = saved.build({"data": str(place), "load_checkpoint_heads": True})
             except Exception as error:  # whatever fairseq finds wrong, of many types
                 remedy = f"--data {data} may be another model's" if data else "give its --data"
                 raise UserError(f"checkpoint {self.path} does not load: {remedy} ({one_line(error)})") from error
