@@ -92,6 +92,15 @@ def test_another_dictionary_is_refused_everywhere(trained, tmp_path, capsys) -> 
     assert said in train(SimpleNamespace(binary=b.data), tmp_path / "begun", *begun)  # a warning: it may be meant
 
 
+def test_the_text_of_another_kind_of_model_comes_after_its_own(trained, tmp_path) -> None:
+    """It differs in no file that both have, since both have none."""
+    write_average([trained.a.checkpoint], tmp_path / "a.pt")
+    (tmp_path / "text").rename(tmp_path / "text-0a1b2c3d")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "dict.txt").write_text("a 1\n")
+    assert SavedModel.read(tmp_path / "a.pt").find_text(None) == tmp_path / "text-0a1b2c3d"
+
+
 def test_a_model_that_was_built_anyway_still_knows_its_text(trained, tmp_path) -> None:
     """An export builds it first, and would write a text/ of the same size that is another training's."""
     shutil.copy(trained.a.checkpoint, tmp_path / "a.pt")
