@@ -14,7 +14,7 @@ from relpos_fairseq.io.tensor_files import check_finite, save
 from relpos_fairseq.plan import decode_text
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import provenance
-from relpos_fairseq.text.assets import copy_assets, text_folders
+from relpos_fairseq.text.assets import copy_assets, find_assets, text_folders
 
 EPOCH, UPDATE = re.compile(r"checkpoint(\d+)\.pt"), re.compile(r"checkpoint_\d+_(\d+)\.pt")
 LAST = "checkpoint_last.pt"
@@ -69,10 +69,11 @@ def _too_few(folder: Path, number: int, found: int, is_last: bool) -> str:
 def write_average(paths: Sequence[Path], output: Path, ema: bool = False) -> None:
     """Write the mean of checkpoints as a checkpoint, with the text assets in its folder; `ema` as in `average`."""
     check_outputs({"--out": output}, {path.name: path for path in paths})
-    made = SavedModel(paths[0], average(paths, ema))
-    text = made.find_text(None) if text_folders(paths[0].parent) else None
+    state = average(paths, ema)
+    kept = provenance.read(state)  # a checkpoint without options is averaged too
+    text = find_assets(paths[0], None, kept=kept) if text_folders(paths[0].parent) else None
     with atomic_path(output) as temporary:
-        save(made.checkpoint, temporary)
+        save(state, temporary)
     if text is not None:
         copy_assets(text, output.parent)
 

@@ -21,6 +21,7 @@ from relpos_fairseq.io.progress import progress
 from relpos_fairseq.preparation.glue import shorten
 from relpos_fairseq.text.assets import SymbolText, Text, read_text
 from relpos_fairseq.text.dictionary import FILE as DICTIONARY
+from relpos_fairseq.text.dictionary import MASK
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,8 +89,9 @@ class Classifier:
         prepare(self.model, quantization)
         known: list[str] = []
         if not options.get("regression_target"):
-            first = self.task.label_dictionary.nspecial
-            known = self.task.label_dictionary.symbols[first : first + options["num_classes"]]
+            labels, classes = self.task.label_dictionary, int(options["num_classes"])
+            known = [label for label in labels.symbols[labels.nspecial :] if label != MASK][:classes]
+            known += [f"LABEL_{number}" for number in range(len(known), classes)]  # the data have fewer
         self.converted = bool(saved.checkpoint.get("conversion"))
         self.names = in_order(origin.labels, known, checkpoint) if origin.labels and known else known
         self.several = origin.problem_type == SEVERAL  # labels, each true or not

@@ -147,8 +147,6 @@ def _read_generating(folder: Path, config: Recorded) -> SavedModel:
     task = _generating_task(config, ours.task)
     sides = ("source_lang", "target_lang")
     own = {f"dict.{task.get(side)}.txt": count for side, count in zip(sides, rows, strict=True)} | {DICTIONARY: rows[1]}
-    for path in filter(lambda path: path.name in own, files.values()):
-        symbols_of_rows(path, own[path.name])
     saved = SavedModel.of(
         folder,
         ours.name,
@@ -161,6 +159,8 @@ def _read_generating(folder: Path, config: Recorded) -> SavedModel:
         ledger=_ledger(folder, config, weights),
         notes=[] if files else [f"no {text}: the result has no dictionary"],
     )
+    for path in filter(lambda path: path.name in own, files.values()):
+        symbols_of_rows(path, own[path.name], masked=saved.framing is not None)
     saved.outputs = partial(run_ours, saved)
     return saved
 

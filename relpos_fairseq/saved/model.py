@@ -16,7 +16,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_
 from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor, nn
 
-from relpos_fairseq.heads import OwnHead, heads_in
+from relpos_fairseq.heads import CLASSIFIER, SPANS, OwnHead, heads_in
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.tensor_files import building, read_checkpoint
 from relpos_fairseq.plan import PositionPlan
@@ -69,6 +69,10 @@ JOBS = {
     **dict.fromkeys(("masked_lm", "multilingual_masked_lm"), "relpos fill"),
     "question_answering": "relpos answer",
     "sentence_prediction": "relpos classify",
+}
+_HEADS = {  # of tasks that name one: the option, and its kind
+    "question_answering": ("span_head_name", SPANS),
+    "sentence_prediction": ("classification_head_name", CLASSIFIER),
 }
 NAMED = ("translation_from_pretrained_bart", "online_backtranslation", MULTILINGUAL)  # whose texts name their language
 LANGUAGES, BEGUN = "symbols of languages", "<s> before them"  # what `SavedModel.framing` may be
@@ -261,11 +265,19 @@ class SavedModel:
         return BEGUN if name in {"denoising", "multilingual_denoising", "span_masked_lm"} else None
 
     def require(self, command: str) -> None:
-        """Raise an error if another command of JOBS, or none, runs the checkpoint."""
+        """Raise an error if another command of JOBS, or none, runs the checkpoint, or it lacks its task's head.
+
+        fairseq leaves out a head of another size, and makes a random one in its place.
+        """
         name = self.options.task_name
         if JOBS.get(name) != command:
             instead = f": use {JOBS[name]}" if name in JOBS else ""
             raise UserError(f"{self.path} is of task {name}, which {command} does not run{instead}")
+        if name in _HEADS:
+            option, kind = _HEADS[name]
+            wanted = kind, self.task.get(option), self.task.get("num_classes", 2)
+            if wanted not in [(one.head, one.name, one.outputs) for one in self.heads]:
+                raise UserError(f"{self.path} lacks the head of its task: {wanted[1]!r} of {wanted[2]} outputs")
 
     def find_text(self, data: Path | None) -> Path:
         """Return the folder of its dictionaries and subwords: `data`, or what lies beside it.
@@ -305,16 +317,17 @@ class SavedModel:
         if data is not None and not (data.is_dir() and any(data.rglob("dict*.txt"))):
             raise UserError(f"--data {data} has no dict*.txt: give a folder of fairseq-preprocess")
         with tempfile.TemporaryDirectory() as folder:
-            place = data
+            place, saved = data, self
             if place is None:
                 try:
                     place = self.find_text(None)
                 except UserError:
                     place = Path(folder)
                     self._stand_in(place)
-                    self.checkpoint.pop(provenance.KEY, None)  # the dictionaries that stand in are no training's
+                    kept = {name: value for name, value in self.checkpoint.items() if name != provenance.KEY}
+                    saved = replace(self, checkpoint=kept)  # the dictionaries that stand in are no training's
             try:
-                model, _, task = self.build({"data": str(place), "load_checkpoint_heads": True})
+                model, _, task = saved.build({"data": str(place), "load_checkpoint_heads": True})
             except Exception as error:  # whatever fairseq finds wrong, of many types
                 remedy = f"--data {data} may be another model's" if data else "give its --data"
                 raise UserError(f"checkpoint {self.path} does not load: {remedy} ({one_line(error)})") from error

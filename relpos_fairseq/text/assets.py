@@ -441,8 +441,8 @@ def find_assets(
     places = [data] if data else [*text_folders(checkpoint.parent), checkpoint.parent]
     places = [place for place in places if any(any((place / part).glob("dict*.txt")) for part in DATA_PARTS[:2])]
     differing = [provenance.differing(kept, asset_files(place)) for place in places]
-    if [] in differing:
-        return places[differing.index([])]
+    if same := [place for place, names in zip(places, differing, strict=True) if not names]:
+        return max(same, key=lambda place: len(kept.get("files", {}).keys() & asset_files(place).keys()))
     if places:
         raise another(checkpoint, differing[0], places[0])
     if data:

@@ -89,14 +89,14 @@ def read_dictionary(path: Path) -> list[str]:
     return symbols
 
 
-def symbols_of_rows(path: Path, rows: int) -> list[str]:
-    """Return the symbols of a model's so many rows from its dict.txt, to which tasks that mask have added <mask>.
+def symbols_of_rows(path: Path, rows: int, masked: bool = True) -> list[str]:
+    """Return the symbols of a model's so many rows from its dict.txt; a `masked` one's task may have added <mask>.
 
     Raises:
         UserError: as `read_dictionary`, or it is another model's.
     """
     symbols = [*SPECIAL, *read_dictionary(path)]
-    if rows == len(symbols) + 1 and MASK not in symbols:
+    if masked and rows == len(symbols) + 1 and MASK not in symbols:
         symbols.append(MASK)
     if len(symbols) != rows:
         raise UserError(

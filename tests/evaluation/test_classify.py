@@ -11,7 +11,7 @@ import torch
 from fairseq import file_utils
 from fairseq.models.roberta import RobertaModel
 
-from helpers.commands import QUIET, call, relpos
+from helpers.commands import QUIET, call, load, relpos
 from helpers.folders import prepare
 from helpers.glue_data import write_glue, write_tokenizer
 from helpers.roberta import ARCH, OPTIMIZE
@@ -85,6 +85,40 @@ def test_what_cannot_be_classified(trained, tmp_path, capsys) -> None:
         assert said in capsys.readouterr().err
     assert relpos("fill", single, tmp_path / "in.txt") == 2
     assert "use relpos classify" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["another", "of another size"])
+def test_a_head_that_is_not_there_answers_nothing(trained, name, tmp_path, capsys) -> None:
+    """Fairseq would make a random one in its place."""
+    head = "sentence_classification_head"
+    shutil.copytree(trained[2] / "RTE", tmp_path / "RTE")
+    checkpoint = tmp_path / "RTE" / "checkpoint_last.pt"
+    state = load(checkpoint)
+    if name == "another":
+        state["cfg"]["task"]["classification_head_name"] = head = "other"
+    else:
+        state["cfg"]["task"]["num_classes"] = 3
+    torch.save(state, checkpoint)
+    (tmp_path / "in.txt").write_text("a cat\ta dog\n")
+    assert relpos("classify", checkpoint, tmp_path / "in.txt", "--cpu") == 2
+    outputs = 2 if name == "another" else 3
+    assert f"lacks the head of its task: '{head}' of {outputs} outputs" in capsys.readouterr().err
+
+
+def test_a_class_without_a_label_is_named_by_its_number(trained, tmp_path, capsys) -> None:
+    """The <mask> that fairseq adds to every dictionary is no label."""
+    shutil.copytree(trained[2] / "RTE", tmp_path / "RTE")
+    checkpoint = tmp_path / "RTE" / "checkpoint_last.pt"
+    state = load(checkpoint)
+    state["cfg"]["task"]["num_classes"] = 4
+    for name in ("out_proj.weight", "out_proj.bias"):
+        name = f"classification_heads.sentence_classification_head.{name}"
+        state["model"][name] = torch.cat([state["model"][name]] * 2)
+    torch.save(state, checkpoint)
+    (tmp_path / "in.txt").write_text("a cat\ta dog\n")
+    assert relpos("classify", checkpoint, tmp_path / "in.txt", "--cpu", "--jsonl") == 0
+    found = json.loads(capsys.readouterr().out)["probabilities"]
+    assert list(found) == [*GLUE["RTE"].labels, "LABEL_2", "LABEL_3"]
 
 
 def test_fairseqs_own_hub_asks_no_server(trained, monkeypatch) -> None:

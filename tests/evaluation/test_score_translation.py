@@ -213,6 +213,15 @@ def test_average_is_the_mean_and_translates(trained, tmp_path, capsys):
     assert cli.in_order(cli.generate(corpus, out))
 
 
+def test_tensors_without_options_are_averaged_beside_a_text_too(trained, tmp_path):
+    _, folder = trained
+    state = cli.load(folder / "shaw" / "checkpoint1.pt")
+    torch.save({"model": state["model"]}, tmp_path / "one.pt")
+    shutil.copytree(folder / "shaw" / "text", tmp_path / "text")
+    assert average(tmp_path / "one.pt", tmp_path / "one.pt", "--out", tmp_path / "out" / "mean.pt") == 0
+    assert (tmp_path / "out" / "text").is_dir()
+
+
 def test_only_one_scheme_is_averaged(trained, tmp_path, capsys):
     _, folder = trained
     paths = [folder / "shaw" / "checkpoint1.pt", folder / "t5" / "checkpoint1.pt"]

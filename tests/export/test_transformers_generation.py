@@ -23,8 +23,10 @@ from relpos_fairseq.export.transformers import (
     RelPosTranslationConfig,
     RelPosWithMemoryForCausalLM,
 )
+from relpos_fairseq.formats.base import read
 from relpos_fairseq.inference.checkpoints.loading import load_translator
 from relpos_fairseq.inference.translator import Batching, Search, translate
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.models.building import build_generating
 from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
@@ -344,3 +346,18 @@ def test_prompts_padded_on_the_right_are_refused():
     prompt[1, 5:] = 1
     with pytest.raises(ValueError, match="1 of 3 prompts have padding after .* pad on the left"):
         twin.generate(prompt, attention_mask=(prompt != 1).long(), max_new_tokens=2)
+
+
+def test_a_dictionary_without_its_last_word_is_another_models(tmp_path):
+    """A task that translates adds no <mask> to it, as one that fills masks does."""
+    task = {"_name": "translation", "source_lang": "de", "target_lang": "en"}
+    config = RelPosTranslationConfig(values_of(small_config(position_scheme="t5")), 24, task, source_rows=23)
+    RelPosForSeq2SeqLM(config).save_pretrained(tmp_path)
+    (tmp_path / "text").mkdir()
+    words = [f"w{number} 1\n" for number in range(20)]
+    (tmp_path / "text" / "dict.de.txt").write_text("".join(words[:19]))
+    (tmp_path / "text" / "dict.en.txt").write_text("".join(words))
+    assert read(tmp_path).rows == 23
+    (tmp_path / "text" / "dict.en.txt").write_text("".join(words[:19]))
+    with pytest.raises(UserError, match=r"dict\.en\.txt makes 23 rows, and the model has 24"):
+        read(tmp_path)

@@ -17,6 +17,7 @@ from helpers.commands import QUIET, CommandError, call, relpos, train
 from helpers.wmt_text import write_texts
 from relpos_fairseq.evaluation.averaging import average, write_average
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import assets, provenance
 
 
@@ -89,6 +90,25 @@ def test_another_dictionary_is_refused_everywhere(trained, tmp_path, capsys) -> 
         average([a.checkpoint, b.checkpoint])
     begun = ("--finetune-from-model", a.checkpoint, "--max-update", "1")
     assert said in train(SimpleNamespace(binary=b.data), tmp_path / "begun", *begun)  # a warning: it may be meant
+
+
+def test_the_text_of_another_kind_of_model_comes_after_its_own(trained, tmp_path) -> None:
+    """It differs in no file that both have, since both have none."""
+    write_average([trained.a.checkpoint], tmp_path / "a.pt")
+    (tmp_path / "text").rename(tmp_path / "text-0a1b2c3d")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "dict.txt").write_text("a 1\n")
+    assert SavedModel.read(tmp_path / "a.pt").find_text(None) == tmp_path / "text-0a1b2c3d"
+
+
+def test_a_model_that_was_built_anyway_still_knows_its_text(trained, tmp_path) -> None:
+    """An export builds it first, and would write a text/ of the same size that is another training's."""
+    shutil.copy(trained.a.checkpoint, tmp_path / "a.pt")
+    shutil.copytree(trained.b.checkpoint.parent / "text", tmp_path / "text")
+    saved = SavedModel.open(tmp_path / "a.pt")
+    saved.build_anyway(None)
+    with pytest.raises(UserError, match=r"was trained with another dict\.de\.txt, dict\.en\.txt than"):
+        saved.find_text(None)
 
 
 def test_hashes_survive(trained, tmp_path) -> None:
