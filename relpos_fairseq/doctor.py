@@ -16,7 +16,7 @@ import torch
 from relpos_fairseq.attention import api, cache, native, triton
 from relpos_fairseq.attention.native import build
 from relpos_fairseq.attention.triton import call_signature, selftest, selftest_cache
-from relpos_fairseq.calls import small_call
+from relpos_fairseq.core.calls import small_call
 from relpos_fairseq.io import packages, processor
 from relpos_fairseq.schemes import schemes_for
 from relpos_fairseq.version import __version__

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from relpos_fairseq.attention import AttentionInputs, blocked, native, sdpa, triton
-from relpos_fairseq.calls import small_call
-from relpos_fairseq.config import AUTO_CLIP, PositionConfig, resolve
+from relpos_fairseq.core.calls import small_call
+from relpos_fairseq.core.config import AUTO_CLIP, PositionConfig, resolve
+from relpos_fairseq.core.options import Option, in_order
+from relpos_fairseq.core.placement import Placement
+from relpos_fairseq.core.scheme import AttentionShape, PositionScheme
 from relpos_fairseq.io.files import write_text
-from relpos_fairseq.options import Option, in_order
-from relpos_fairseq.placement import Placement
-from relpos_fairseq.scheme import AttentionShape, PositionScheme
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
 BEGIN, END = "<!-- scheme {0}: begin -->", "<!-- scheme {0}: end -->"  # around a table in a Markdown file

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
-from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALE, SHARE, Option
-from relpos_fairseq.placement import Placement, SchemeStack
-from relpos_fairseq.plan import PositionPlan
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import AttentionShape, PositionScheme
+from relpos_fairseq.core.config import PositionConfig, resolve
+from relpos_fairseq.core.options import CLIP_DISTANCE, RESET_CLS, SCALE, SHARE, Option
+from relpos_fairseq.core.placement import Placement, SchemeStack
+from relpos_fairseq.core.plan import PositionPlan
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.scheme import AttentionShape, PositionScheme
+from relpos_fairseq.core.terms import PositionTerms
 from relpos_fairseq.schemes import scheme_class, scheme_names
-from relpos_fairseq.terms import PositionTerms
 
 # The oracle has the schemes' own parameter names, but for this one.
 RENAMED = {"theta": ("theta1", "theta2")}

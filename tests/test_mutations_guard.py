@@ -6,7 +6,7 @@ import torch
 
 import naive
 from cases import Case, build
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.schemes.kerple import LEAST
 
 

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from relpos_fairseq.attention import blocked, native, reference, sdpa, triton
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.positions import is_captured, is_exported, is_transformed
-from relpos_fairseq.relations import Segments
+from relpos_fairseq.core.positions import is_captured, is_exported, is_transformed
+from relpos_fairseq.core.relations import Segments
 
 BACKENDS = ("auto", "reference", "sdpa", "blocked", "native", "triton")
 WITHOUT_PROBABILITIES = ("sdpa", "native", "triton")

@@ -18,7 +18,7 @@ from relpos_fairseq.attention.operation import differentiable_once
 from relpos_fairseq.attention.reference import GatheredProducts, logits
 from relpos_fairseq.attention.relative_shift import ShiftedProducts
 from relpos_fairseq.attention.step import attend_step, supports_step
-from relpos_fairseq.relations import DistanceRelation
+from relpos_fairseq.core.relations import DistanceRelation
 
 name = "blocked"
 

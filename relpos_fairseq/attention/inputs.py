@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from relpos_fairseq.positions import Positions, is_exported
-from relpos_fairseq.relations import DistanceRelation
-from relpos_fairseq.terms import DenseBias, Mixing, PositionTerms, Reset
+from relpos_fairseq.core.positions import Positions, is_exported
+from relpos_fairseq.core.relations import DistanceRelation
+from relpos_fairseq.core.terms import DenseBias, Mixing, PositionTerms, Reset
 
 T = TypeVar("T")
 

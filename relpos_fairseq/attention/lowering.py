@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from relpos_fairseq.attention.inputs import AttentionInputs, distances_of, required
-from relpos_fairseq.positions import Positions, is_captured
-from relpos_fairseq.relations import Clipped, DistanceRelation, Segments
-from relpos_fairseq.terms import Decay, PositionTerms
+from relpos_fairseq.core.positions import Positions, is_captured
+from relpos_fairseq.core.relations import Clipped, DistanceRelation, Segments
+from relpos_fairseq.core.terms import Decay, PositionTerms
 
 VECTORS = ("query_vectors", "key_vectors", "trilinear", "value_vectors")
 SCALARS = ("static", "gate")

@@ -7,7 +7,7 @@
 `logits` is this formula, for any backend that derives `Products`: the ways to read a table for pairs
 of a query and a key.  `GatheredProducts` reads tables by one gather each.  It holds (T, S) matrices a
 head, and (T, S, D) for a trilinear term.  Every other backend must equal `attend` of this file in
-values and gradients.  See `relpos_fairseq.terms` for the fields of terms.
+values and gradients.  See `relpos_fairseq.core.terms` for the fields of terms.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities, required
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.terms import Decay, PositionTerms, Reset
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.terms import Decay, PositionTerms, Reset
 
 name = "reference"
 

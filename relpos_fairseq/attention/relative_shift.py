@@ -15,8 +15,8 @@ from torch import Tensor
 from relpos_fairseq.attention.inputs import distances_of, required
 from relpos_fairseq.attention.lowering import Window, table_by_distance
 from relpos_fairseq.attention.reference import Products
-from relpos_fairseq.relations import DistanceRelation
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.relations import DistanceRelation
+from relpos_fairseq.core.terms import PositionTerms
 
 LEAST_KEYS = 64  # keys of a chunk whose products with key vectors are formed at once
 

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs, distances_of, drop, probabilities, required
 from relpos_fairseq.attention.reference import decay_logits
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import DistanceRelation
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import DistanceRelation
+from relpos_fairseq.core.terms import PositionTerms
 
 
 def supports_step(terms: tuple[PositionTerms, ...], positions: Positions) -> bool:

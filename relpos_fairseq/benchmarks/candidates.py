@@ -15,13 +15,13 @@ from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention.api import choose
 from relpos_fairseq.attention.reference import GatheredProducts, static_logits
 from relpos_fairseq.benchmarks.workload import AttentionSetting, draw, draw_heads, label_of, takes_clip
-from relpos_fairseq.calls import layer_call, rotated
-from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.placement import DecodingTerms, Placement, decay_of
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped, DistanceRelation
-from relpos_fairseq.scheme import AttentionShape
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.calls import layer_call, rotated
+from relpos_fairseq.core.config import PositionConfig, resolve
+from relpos_fairseq.core.placement import DecodingTerms, Placement, decay_of
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped, DistanceRelation
+from relpos_fairseq.core.scheme import AttentionShape
+from relpos_fairseq.core.terms import PositionTerms
 
 BASELINE, NAIVE = "no positions", "naive"
 DECODED = 8  # sentences that a step of decoding continues, at least

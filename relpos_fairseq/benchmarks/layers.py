@@ -16,11 +16,11 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from relpos_fairseq.benchmarks.workload import PLAIN, scheme_and_backend, takes_clip
+from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.models.configs import RelPosRobertaConfig, namespace, transformer
 from relpos_fairseq.models.relpos_roberta import RelPosSentenceEncoder
 from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initialize_projections
-from relpos_fairseq.positions import Positions
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Layers of this package and of fairseq.

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from relpos_fairseq.attention import BACKENDS
 from relpos_fairseq.attention.native.build import X86
+from relpos_fairseq.core.options import CLIP_DISTANCE
 from relpos_fairseq.io import processor
 from relpos_fairseq.io.child import command_of
-from relpos_fairseq.options import CLIP_DISTANCE
 from relpos_fairseq.schemes import in_attention, parse_hybrid, schemes_for
 
 EVERY_LENGTH = tuple(64 << step for step in range(9))  # 64 .. 16384

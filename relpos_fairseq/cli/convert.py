@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import make_dataclass
 
 from relpos_fairseq.cli.command import command
+from relpos_fairseq.core.options import declared_options
 from relpos_fairseq.io.options import (
     InFile,
     InFolder,
@@ -16,7 +17,6 @@ from relpos_fairseq.io.options import (
     option,
     required,
 )
-from relpos_fairseq.options import declared_options
 
 # Options of the result beside its scheme, by the names of our models' config.
 POSITIONS = (

@@ -50,9 +50,9 @@ from relpos_fairseq.conversion.attention_check import largest_difference
 from relpos_fairseq.conversion.layouts import ENCODER, Params, Place, State, Tables, places, places_of
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError
 from relpos_fairseq.conversion.reshaping import merge_layers, resize, spread_heads
-from relpos_fairseq.options import CLIP_DISTANCE, RANDOM_RANGE, RESET_CLS, SCALAR_GAIN, SCALE, SHARE, in_order
-from relpos_fairseq.plan import PositionPlan
-from relpos_fairseq.scheme import ConversionSource, PositionScheme
+from relpos_fairseq.core.options import CLIP_DISTANCE, RANDOM_RANGE, RESET_CLS, SCALAR_GAIN, SCALE, SHARE, in_order
+from relpos_fairseq.core.plan import PositionPlan
+from relpos_fairseq.core.scheme import ConversionSource, PositionScheme
 
 STARTS = ("neutral", "own")
 # Options of many schemes, which the rules above account for, or which act in training alone: named only where no other

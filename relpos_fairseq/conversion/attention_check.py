@@ -14,9 +14,9 @@ from torch import Tensor
 
 from relpos_fairseq.conversion.layouts import ENCODER, State, count_layers
 from relpos_fairseq.conversion.report import EOS, EXACT, FIRST, PADDING, ConversionError, Probe
+from relpos_fairseq.core.placement import Placement
+from relpos_fairseq.core.plan import PositionPlan
 from relpos_fairseq.nn.self_attention import SelfAttention
-from relpos_fairseq.placement import Placement
-from relpos_fairseq.plan import PositionPlan
 
 
 @torch.no_grad()

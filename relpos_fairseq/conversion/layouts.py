@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.plan import PositionPlan, encode_text
-from relpos_fairseq.scheme import PositionScheme, SchemeOptions
+from relpos_fairseq.core.plan import PositionPlan, encode_text
+from relpos_fairseq.core.scheme import PositionScheme, SchemeOptions
 from relpos_fairseq.schemes.segments import SegmentHead, SegmentInput
 
 ENCODER = "encoder.sentence_encoder"

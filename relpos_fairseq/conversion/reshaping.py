@@ -29,8 +29,8 @@ from torch import Tensor
 
 from relpos_fairseq.conversion.layouts import ENCODER, Params, State, Tables, count_layers, places
 from relpos_fairseq.conversion.report import ConversionReport
-from relpos_fairseq.plan import PositionPlan
-from relpos_fairseq.scheme import PositionScheme
+from relpos_fairseq.core.plan import PositionPlan
+from relpos_fairseq.core.scheme import PositionScheme
 
 FILLS = ("tile", "interpolate")
 

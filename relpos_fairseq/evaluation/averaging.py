@@ -7,11 +7,11 @@ from pathlib import Path
 import fairseq  # noqa: F401  (the plugin says which classes a checkpoint may hold)
 import torch
 
+from relpos_fairseq.core.plan import decode_text
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import atomic_path, check_outputs
 from relpos_fairseq.io.progress import progress, say
 from relpos_fairseq.io.tensor_files import check_finite, save
-from relpos_fairseq.plan import decode_text
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import copy_assets, find_assets, text_folders

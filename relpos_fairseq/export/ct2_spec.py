@@ -17,14 +17,14 @@ import torch
 from fairseq.modules.quantization.scalar.modules import IntLinear
 from torch import Tensor, nn
 
-from relpos_fairseq.calls import layer_terms
+from relpos_fairseq.core.calls import layer_terms
+from relpos_fairseq.core.placement import Placement
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import DistanceRelation
+from relpos_fairseq.core.rotation import Rotary
+from relpos_fairseq.core.terms import PositionTerms
 from relpos_fairseq.inference.ct2 import engine
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.placement import Placement
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import DistanceRelation
-from relpos_fairseq.rotation import Rotary
-from relpos_fairseq.terms import PositionTerms
 
 # 4.8.1 and 4.8.2 read layer 0's bias by distance in every layer.
 REMEDY = "relpos export onnx exports it"

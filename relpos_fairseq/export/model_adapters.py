@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from relpos_fairseq.core.placement import SchemeStack
+from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.modules.cross_attention import CrossAttention
 from relpos_fairseq.modules.memory import Memory
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
-from relpos_fairseq.placement import SchemeStack
-from relpos_fairseq.positions import Positions
 
 EXAMPLE = (3, 7)  # rows and tokens of the inputs that are traced
 SIZES = ((1, 1), (2, 3), (5, 19), (1, 50))  # rows and tokens of inputs on which graph and model are compared

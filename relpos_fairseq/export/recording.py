@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.terms import DenseBias, PositionTerms
+from relpos_fairseq.core.terms import DenseBias, PositionTerms
 
 
 def all_layers(stack: Any) -> list[Any]:

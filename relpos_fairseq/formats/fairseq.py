@@ -12,11 +12,11 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from relpos_fairseq.conversion import layouts
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError
+from relpos_fairseq.core.plan import decode_text
 from relpos_fairseq.formats.transformers_folder import kept_places
 from relpos_fairseq.io.tensor_files import UNFILLED, building, check_checkpoint, load
 from relpos_fairseq.models.building import build_fairseq_roberta, outputs_of, run_ours
 from relpos_fairseq.models.configs import RelPosRobertaConfig
-from relpos_fairseq.plan import decode_text
 from relpos_fairseq.saved.checkpoint import ROBERTA
 from relpos_fairseq.saved.identity import DEFAULTS, POSITION_FIELDS
 from relpos_fairseq.saved.ledger import NEUTRAL, USED, Ledger, Recorded

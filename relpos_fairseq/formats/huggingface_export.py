@@ -20,10 +20,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from relpos_fairseq import heads
-from relpos_fairseq.config import OPTIONS
 from relpos_fairseq.conversion.algebra import convert
 from relpos_fairseq.conversion.layouts import ENCODER, State
 from relpos_fairseq.conversion.report import ConversionError, ConversionReport, NotExactError, Outputs, Probe
+from relpos_fairseq.core.config import OPTIONS
+from relpos_fairseq.core.options import CLIP_DISTANCE, SHARE
+from relpos_fairseq.core.scheme import PositionScheme
 from relpos_fairseq.formats.closing_check import PAIR, NotOpenedError, check_folder
 from relpos_fairseq.formats.huggingface_folder import ACTIVATIONS, FAMILIES, LM_BIAS, LM_WEIGHT, SCHEMES, Family
 from relpos_fairseq.formats.huggingface_import import EMBEDDING
@@ -42,10 +44,8 @@ from relpos_fairseq.heads import (
     TOKENS,
     Head,
 )
-from relpos_fairseq.options import CLIP_DISTANCE, SHARE
 from relpos_fairseq.saved.identity import plan_of
 from relpos_fairseq.saved.model import SavedModel
-from relpos_fairseq.scheme import PositionScheme
 from relpos_fairseq.schemes import scheme_class
 from relpos_fairseq.text import MASK, SPECIAL
 from relpos_fairseq.text.assets import Text, TokenizerText

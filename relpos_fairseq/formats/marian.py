@@ -14,12 +14,12 @@ from torch import Tensor
 
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import PADDING, SHORTEST, ConversionError
+from relpos_fairseq.core.relations import sinusoid_of_distance
 from relpos_fairseq.formats.external_model import ACTIVATIONS, Architecture, ExternalModel, import_weights
 from relpos_fairseq.formats.in_transformers import load_in_transformers, transformers_release
 from relpos_fairseq.formats.transformers_folder import AS_TIED, ledger_of, read_weights
 from relpos_fairseq.formats.vocabulary import order_words
 from relpos_fairseq.io.reading import read_json
-from relpos_fairseq.relations import sinusoid_of_distance
 from relpos_fairseq.saved.ledger import LOST, NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text.tokenizer import load_sentencepiece

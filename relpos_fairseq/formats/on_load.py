@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from relpos_fairseq.config import PositionConfig, resolve
 from relpos_fairseq.conversion import ConversionError, NotExactError, convert, layouts
 from relpos_fairseq.conversion.layouts import ENCODER
 from relpos_fairseq.conversion.report import ConversionReport
-from relpos_fairseq.placement import Placement
-from relpos_fairseq.plan import PositionPlan, decode_text
+from relpos_fairseq.core.config import PositionConfig, resolve
+from relpos_fairseq.core.placement import Placement
+from relpos_fairseq.core.plan import PositionPlan, decode_text
+from relpos_fairseq.core.scheme import AttentionShape, PositionMismatchError
 from relpos_fairseq.saved.model import SavedModel
-from relpos_fairseq.scheme import AttentionShape, PositionMismatchError
 
 if TYPE_CHECKING:
     from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel

@@ -24,7 +24,7 @@ from fairseq.models import register_model
 from fairseq.models.transformer import DEFAULT_MIN_PARAMS_TO_WRAP, TransformerConfig
 from omegaconf import II, OmegaConf
 
-from relpos_fairseq.config import PositionConfig, help_text
+from relpos_fairseq.core.config import PositionConfig, help_text
 from relpos_fairseq.models.memory_positions import KINDS
 from relpos_fairseq.models.pruning import pruning_of
 from relpos_fairseq.schemes import DEFAULT, EXAMPLE

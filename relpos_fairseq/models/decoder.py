@@ -11,14 +11,14 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
-from relpos_fairseq.config import resolve
+from relpos_fairseq.core.config import resolve
+from relpos_fairseq.core.placement import DecodingTerms, Placement, PositionContext
+from relpos_fairseq.core.positions import is_captured
+from relpos_fairseq.core.scheme import AttentionShape
 from relpos_fairseq.models.encoder import limit_of
 from relpos_fairseq.modules.cross_attention import SOURCES, repeats
 from relpos_fairseq.modules.transformer_layer import RelPosDecoderLayer, initialize_projections, shard
 from relpos_fairseq.nn.packed import pack
-from relpos_fairseq.placement import DecodingTerms, Placement, PositionContext
-from relpos_fairseq.positions import is_captured
-from relpos_fairseq.scheme import AttentionShape
 
 
 def decoder_positions(

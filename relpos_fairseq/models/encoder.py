@@ -9,12 +9,12 @@ import torch
 from fairseq.models.transformer import TransformerEncoderBase
 from torch import Tensor, nn
 
-from relpos_fairseq.config import resolve
+from relpos_fairseq.core.config import resolve
+from relpos_fairseq.core.placement import Placement
+from relpos_fairseq.core.positions import is_captured
+from relpos_fairseq.core.scheme import AttentionShape
 from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initialize_projections, shard
 from relpos_fairseq.nn.packed import pack
-from relpos_fairseq.placement import Placement
-from relpos_fairseq.positions import is_captured
-from relpos_fairseq.scheme import AttentionShape
 
 UNLIMITED = 2**31 - 1  # where positions set no limit
 

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from relpos_fairseq.core.placement import Placement
+from relpos_fairseq.core.plan import encode_text
+from relpos_fairseq.core.positions import is_exported
+from relpos_fairseq.core.relations import sinusoid_of_distance
 from relpos_fairseq.models.decoder import decoder_positions
-from relpos_fairseq.placement import Placement
-from relpos_fairseq.plan import encode_text
-from relpos_fairseq.positions import is_exported
-from relpos_fairseq.relations import sinusoid_of_distance
 
 
 def memory_positions(cfg: Any) -> Placement:

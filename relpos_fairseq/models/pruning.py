@@ -16,9 +16,9 @@ from typing import Any
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
-from relpos_fairseq.config import PositionConfig, members_of, scheme_of, shared_members, untaken
-from relpos_fairseq.options import SCALE
-from relpos_fairseq.plan import decode_text, encode_text
+from relpos_fairseq.core.config import PositionConfig, members_of, scheme_of, shared_members, untaken
+from relpos_fairseq.core.options import SCALE
+from relpos_fairseq.core.plan import decode_text, encode_text
 from relpos_fairseq.saved.identity import plain
 
 SIDES = ("encoder", "decoder")

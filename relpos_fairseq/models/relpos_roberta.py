@@ -9,12 +9,12 @@ from fairseq.models.roberta.model import RobertaEncoder, RobertaModel
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor, nn
 
-from relpos_fairseq.config import resolve
+from relpos_fairseq.core.config import resolve
+from relpos_fairseq.core.placement import Placement
 from relpos_fairseq.models import roberta_hub
 from relpos_fairseq.models.configs import RelPosRobertaConfig, add_flags, namespace, register_sizes, transformer, widths
 from relpos_fairseq.models.encoder import RelPosEncoder, encoder_shape
 from relpos_fairseq.modules.transformer_layer import initialize_projections
-from relpos_fairseq.placement import Placement
 from relpos_fairseq.tasks.sentence_pairs import request_segments
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecBaseConfig, QuantNoiseConfig
 from omegaconf import II
 
-from relpos_fairseq.config import PositionConfig, help_text
+from relpos_fairseq.core.config import PositionConfig, help_text
 from relpos_fairseq.models.configs import ACTIVATIONS, add_flags, plain, register_sizes, widths
 from relpos_fairseq.models.decoder import AdaptiveModel, RelPosDecoder
 from relpos_fairseq.models.encoder import RelPosEncoder

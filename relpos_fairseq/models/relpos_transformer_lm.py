@@ -10,6 +10,7 @@ from fairseq.models.transformer import Embedding
 from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
+from relpos_fairseq.core.placement import Placement, PositionMismatchError
 from relpos_fairseq.models.configs import (
     LanguageModelFlags,
     RelPosTransformerLMConfig,
@@ -19,7 +20,6 @@ from relpos_fairseq.models.configs import (
     widths,
 )
 from relpos_fairseq.models.decoder import AdaptiveModel, RelPosDecoder, decoder_positions
-from relpos_fairseq.placement import Placement, PositionMismatchError
 
 
 class ModelMismatchError(PositionMismatchError):

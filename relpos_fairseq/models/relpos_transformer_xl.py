@@ -27,6 +27,10 @@ import torch
 from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
+from relpos_fairseq.core.placement import DecodingTerms, Placement, SchemeStack
+from relpos_fairseq.core.plan import encode_text
+from relpos_fairseq.core.positions import Positions, index_in_document, is_captured
+from relpos_fairseq.core.scheme import PositionScheme
 from relpos_fairseq.models.configs import (
     RelPosTransformerXLConfig,
     check_mem_len,
@@ -38,10 +42,6 @@ from relpos_fairseq.models.memory_positions import memory_positions, window_of
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLanguageModel, RelPosLMDecoder
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier, carried, number_documents
 from relpos_fairseq.modules.transformer_layer import RelPosMemoryLayer
-from relpos_fairseq.placement import DecodingTerms, Placement, SchemeStack
-from relpos_fairseq.plan import encode_text
-from relpos_fairseq.positions import Positions, index_in_document, is_captured
-from relpos_fairseq.scheme import PositionScheme
 
 logger = logging.getLogger(__name__)
 

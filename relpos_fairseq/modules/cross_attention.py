@@ -22,8 +22,8 @@ from relpos_fairseq.attention import AttentionInputs, native
 from relpos_fairseq.attention.native.step import StepCall
 from relpos_fairseq.attention.sdpa import sound_kernels
 from relpos_fairseq.attention.step import StepTables
+from relpos_fairseq.core.positions import Positions, is_captured
 from relpos_fairseq.nn.packed import products
-from relpos_fairseq.positions import Positions, is_captured
 
 SOURCES = "relpos_sources"  # key in fairseq's incremental state: (B,) number of each row's source
 

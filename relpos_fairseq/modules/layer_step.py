@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from relpos_fairseq.attention.native import layer as kernel
+from relpos_fairseq.core.placement import PositionContext
 from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.nn.packed import for_kernel, is_hooked, is_plain, product_for_kernel
-from relpos_fairseq.placement import PositionContext
 
 CHANGES = ("attn_ln", "c_attn", "ffn_layernorm", "w_resid")  # options of fairseq's layers that the kernel has not
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from relpos_fairseq.positions import is_exported
+from relpos_fairseq.core.positions import is_exported
 
 
 @dataclass(frozen=True)

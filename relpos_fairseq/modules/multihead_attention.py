@@ -13,9 +13,9 @@ from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
+from relpos_fairseq.core.placement import PositionContext, SchemeStack
 from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.nn.self_attention import SelfAttention
-from relpos_fairseq.placement import PositionContext, SchemeStack
 
 SPARES = "relpos_spare_buffers"  # in fairseq's incremental state, for the layers of a model
 

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
+from relpos_fairseq.core.placement import Placement, PositionContext
 from relpos_fairseq.modules.cross_attention import CrossAttention
 from relpos_fairseq.modules.layer_step import LayerStep
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.nn.self_attention import check_backend
-from relpos_fairseq.placement import Placement, PositionContext
 
 STEP = {"self_attn_mask", "self_attn_padding_mask"}  # arguments of a step of decoding by the kernel, beside the others
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from relpos_fairseq.attention.inputs import of_rows
 from relpos_fairseq.attention.step import StepTables, form_clipped_key_products, supports_step
-from relpos_fairseq.placement import DecodingTerms, capacity_for
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.placement import DecodingTerms, capacity_for
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.terms import PositionTerms
 
 
 class DecodingCache:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
+from relpos_fairseq.core.config import OPTIONS, PositionConfig, resolve
+from relpos_fairseq.core.options import AttentionShape
+from relpos_fairseq.core.placement import DecodingTerms, Placement
 from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.nn.self_attention import SelfAttention, check_backend
-from relpos_fairseq.options import AttentionShape
-from relpos_fairseq.placement import DecodingTerms, Placement
 
 PADDING, NO_TOKEN = 1, 2  # ids by which a mask stands for tokens
 SEGMENTS = ("segment_encoding", "segment_share", "num_segments")

@@ -18,9 +18,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from relpos_fairseq.attention.native import layer as kernel
+from relpos_fairseq.core.positions import is_captured
 from relpos_fairseq.io.command import keep_freed_memory
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.positions import is_captured
 
 ROWS = 128  # for which oneDNN lays out a weight; from 32 rows on the layout hardly differs
 NOISE = "fairseq.modules.quant_noise"  # whose hook acts in training alone

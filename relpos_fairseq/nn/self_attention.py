@@ -13,11 +13,11 @@ from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention.api import reads_key_rows, refuse_terms
 from relpos_fairseq.attention.native import step
 from relpos_fairseq.attention.native.step import StepCall
-from relpos_fairseq.calls import layer_call, layer_terms, rotated
+from relpos_fairseq.core.calls import layer_call, layer_terms, rotated
+from relpos_fairseq.core.placement import Placement, PositionContext, SchemeStack, decay_of
+from relpos_fairseq.core.terms import PositionTerms
 from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.nn.packed import products
-from relpos_fairseq.placement import Placement, PositionContext, SchemeStack, decay_of
-from relpos_fairseq.terms import PositionTerms
 
 
 class SelfAttention(nn.Module):

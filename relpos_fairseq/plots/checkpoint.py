@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from relpos_fairseq.core.relations import DistanceRelation
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.progress import progress, say
 from relpos_fairseq.plots.axes import Absent, Panel, Picture, head_names, write_picture
@@ -34,7 +35,6 @@ from relpos_fairseq.plots.stacks import (
     record_attention,
     token_names,
 )
-from relpos_fairseq.relations import DistanceRelation
 from relpos_fairseq.saved.model import SavedModel
 
 # Fields of PositionTerms (`vectors`: query_vectors and key_vectors that share a table), the meaning of each, and the

@@ -15,11 +15,11 @@ from torch import Tensor
 from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.attention.reference import GatheredProducts
 from relpos_fairseq.attention.reference import logits as logits_of
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Segments
+from relpos_fairseq.core.terms import PositionTerms
 from relpos_fairseq.plots.axes import Absent, Panel, Picture, head_names
 from relpos_fairseq.plots.stacks import Stack, WatchedAttention
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Segments
-from relpos_fairseq.terms import PositionTerms
 
 QUERY, KEY = "query position (tokens)", "key position (tokens)"
 

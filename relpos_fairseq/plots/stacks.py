@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.core.placement import Placement
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.terms import PositionTerms
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.nn import self_attention
 from relpos_fairseq.patches.training import options_of
-from relpos_fairseq.placement import Placement
-from relpos_fairseq.positions import Positions
 from relpos_fairseq.saved.model import one_line
-from relpos_fairseq.terms import PositionTerms
 from relpos_fairseq.text.assets import read_text
 from relpos_fairseq.text.dictionary import NSPECIAL
 

@@ -11,9 +11,9 @@ from typing import Any
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
-from relpos_fairseq.plan import PositionPlan, decode_text
-from relpos_fairseq.scheme import AttentionShape
+from relpos_fairseq.core.config import OPTIONS, PositionConfig, resolve
+from relpos_fairseq.core.plan import PositionPlan, decode_text
+from relpos_fairseq.core.scheme import AttentionShape
 
 logger = logging.getLogger(__name__)
 # Options that say where files lie, in what languages and pieces, or what a training prints.

@@ -27,10 +27,10 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_
 from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor, nn
 
+from relpos_fairseq.core.plan import PositionPlan
 from relpos_fairseq.heads import CLASSIFIER, SPANS, OwnHead, heads_in
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.tensor_files import building, read_checkpoint
-from relpos_fairseq.plan import PositionPlan
 from relpos_fairseq.saved.checkpoint import OURS, ROBERTA
 from relpos_fairseq.saved.identity import SavedOptions, plan_of, saved_options, tell_replaced
 from relpos_fairseq.saved.ledger import Ledger

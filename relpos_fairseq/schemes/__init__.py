@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from relpos_fairseq.scheme import REGISTER, PositionScheme
+from relpos_fairseq.core.scheme import REGISTER, PositionScheme
 
 for _file in sorted(module.name for module in iter_modules(__path__)):
     import_module(f"{__name__}.{_file}")

@@ -19,8 +19,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.positions import Positions, is_captured
-from relpos_fairseq.scheme import ConversionSource, PositionScheme, SchemeInfo, Table, register_scheme
+from relpos_fairseq.core.positions import Positions, is_captured
+from relpos_fairseq.core.scheme import ConversionSource, PositionScheme, SchemeInfo, Table, register_scheme
 
 FAIRSEQ_OFFSET = 2  # fairseq counts the first token as padding_idx + 1, and padding_idx is 1
 

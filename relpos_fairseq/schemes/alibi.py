@@ -23,10 +23,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import RESET_CLS, SCALE, SHARE, Choice
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped
-from relpos_fairseq.scheme import (
+from relpos_fairseq.core.options import RESET_CLS, SCALE, SHARE, Choice
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped
+from relpos_fairseq.core.scheme import (
     AttentionShape,
     ConversionSource,
     PositionScheme,
@@ -35,7 +35,7 @@ from relpos_fairseq.scheme import (
     Table,
     register_scheme,
 )
-from relpos_fairseq.terms import PositionTerms, Reset
+from relpos_fairseq.core.terms import PositionTerms, Reset
 
 FORM = Choice(
     name="alibi_form",

@@ -23,10 +23,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.gates import log_sigmoid, of_tokens
-from relpos_fairseq.options import SCALE
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import ConversionSource, PositionScheme, SchemeInfo, Table, register_scheme
+from relpos_fairseq.core.gates import log_sigmoid, of_tokens
+from relpos_fairseq.core.options import SCALE
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.scheme import ConversionSource, PositionScheme, SchemeInfo, Table, register_scheme
 
 
 def _from_slopes(source: ConversionSource) -> dict[str, Tensor]:

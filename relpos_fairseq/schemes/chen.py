@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import CLIP_DISTANCE, RESET_CLS, SCALAR_GAIN, SCALE, SHARE, Number
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import ConversionSource, PositionScheme, SchemeInfo, Table, register_scheme
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.options import CLIP_DISTANCE, RESET_CLS, SCALAR_GAIN, SCALE, SHARE, Number
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.scheme import ConversionSource, PositionScheme, SchemeInfo, Table, register_scheme
+from relpos_fairseq.core.terms import PositionTerms
 
 RANK = Number(name="rank", place=50, help="rank of P", auto=lambda shape: shape.head_dim, auto_help="head_dim", least=1)
 

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import SCALE, SHARE, Choice, Number
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import (
+from relpos_fairseq.core.options import SCALE, SHARE, Choice, Number
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.scheme import (
     WITH_K,
     AttentionShape,
     PositionMismatchError,
@@ -38,7 +38,7 @@ from relpos_fairseq.scheme import (
     Table,
     register_scheme,
 )
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.terms import PositionTerms
 
 CONTEXTS = Number(
     name="contexts",

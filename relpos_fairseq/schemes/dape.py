@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from relpos_fairseq.options import SCALE
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
-from relpos_fairseq.terms import Mixing, PositionTerms
+from relpos_fairseq.core.options import SCALE
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
+from relpos_fairseq.core.terms import Mixing, PositionTerms
 
 WIDTH = 32
 

@@ -39,7 +39,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from relpos_fairseq.options import (
+from relpos_fairseq.core.options import (
     CLIP_DISTANCE,
     INIT,
     PROJECTIONS,
@@ -51,9 +51,9 @@ from relpos_fairseq.options import (
     Option,
     only,
 )
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped, LogClipped
-from relpos_fairseq.scheme import (
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped, LogClipped
+from relpos_fairseq.core.scheme import (
     WITH_K,
     WITH_Q,
     AttentionShape,
@@ -64,7 +64,7 @@ from relpos_fairseq.scheme import (
     Table,
     register_scheme,
 )
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.terms import PositionTerms
 
 P2C_INDEX = Choice(
     name="p2c_index",

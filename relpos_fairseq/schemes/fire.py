@@ -22,11 +22,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import RESET_CLS, SCALE, SHARE, Factor
-from relpos_fairseq.positions import Positions, is_captured
-from relpos_fairseq.relations import Clipped
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
-from relpos_fairseq.terms import DenseBias, PositionTerms
+from relpos_fairseq.core.options import RESET_CLS, SCALE, SHARE, Factor
+from relpos_fairseq.core.positions import Positions, is_captured
+from relpos_fairseq.core.relations import Clipped
+from relpos_fairseq.core.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
+from relpos_fairseq.core.terms import DenseBias, PositionTerms
 
 WIDTH, EPSILON = 32, 1e-6
 THRESHOLD = Factor(

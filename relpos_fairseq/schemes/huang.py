@@ -18,11 +18,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from relpos_fairseq.options import CLIP_DISTANCE, INIT, RESET_CLS, SCALE, SHARE
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped, Folded
-from relpos_fairseq.scheme import WITH_K, ConversionSource, PositionScheme, SchemeInfo, Table, register_scheme
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.options import CLIP_DISTANCE, INIT, RESET_CLS, SCALE, SHARE
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped, Folded
+from relpos_fairseq.core.scheme import WITH_K, ConversionSource, PositionScheme, SchemeInfo, Table, register_scheme
+from relpos_fairseq.core.terms import PositionTerms
 
 
 @register_scheme("m1")

@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import RESET_CLS, SCALE, SHARE
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.options import RESET_CLS, SCALE, SHARE
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped
+from relpos_fairseq.core.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
+from relpos_fairseq.core.terms import PositionTerms
 
 LEAST = 0.01  # the released code's bound on both parameters
 

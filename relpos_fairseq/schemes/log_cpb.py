@@ -23,11 +23,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from relpos_fairseq.options import RESET_CLS, SCALE, SHARE, Choice, Number
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.options import RESET_CLS, SCALE, SHARE, Choice, Number
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped
+from relpos_fairseq.core.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
+from relpos_fairseq.core.terms import PositionTerms
 
 FORM = Choice(
     name="cpb_form",

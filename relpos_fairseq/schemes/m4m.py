@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from relpos_fairseq.options import CLIP_DISTANCE, INIT, SCALE, SHARE
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.options import CLIP_DISTANCE, INIT, SCALE, SHARE
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, Table, register_scheme
+from relpos_fairseq.core.terms import PositionTerms
 
 
 @register_scheme("m4m")

@@ -17,10 +17,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import SCALE
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.rotation import BASE
-from relpos_fairseq.scheme import PositionScheme, SchemeInfo, Table, register_scheme
+from relpos_fairseq.core.options import SCALE
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.rotation import BASE
+from relpos_fairseq.core.scheme import PositionScheme, SchemeInfo, Table, register_scheme
 
 
 @register_scheme("pope")

@@ -6,7 +6,7 @@ The rotation comes after the projection, in each head, so that the logits depend
 last channel of an odd head_dim is not rotated; --position-rope-share rotates the first share of the
 channels alone, whose number is then d (GPT-NeoX).  Angles are computed in at least fp32.
 
-Inputs longer than those of training have angles that training has not seen: `rotation.py` has other
+Inputs longer than those of training have angles that training has not seen: `core/rotation.py` has other
 angles for them.  log_n multiplies a query by max(1, log n_i / log L), n_i the keys that it may see, L
 the length in training (Su 2021, spaces.ac.cn/archives/8823; Chiang and Cholak 2022, 2202.12172).
 
@@ -25,9 +25,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from relpos_fairseq.options import SCALE
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.rotation import (
+from relpos_fairseq.core.options import SCALE
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.rotation import (
     BASE,
     FACTOR,
     LOG_N,
@@ -43,7 +43,7 @@ from relpos_fairseq.rotation import (
     rotate,
     scales_by_length,
 )
-from relpos_fairseq.scheme import (
+from relpos_fairseq.core.scheme import (
     AttentionShape,
     ConversionSource,
     PositionScheme,

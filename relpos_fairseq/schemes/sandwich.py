@@ -12,11 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from relpos_fairseq.options import RESET_CLS, SCALE, Number
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped, sinusoid_of_distance
-from relpos_fairseq.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, register_scheme
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.options import RESET_CLS, SCALE, Number
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped, sinusoid_of_distance
+from relpos_fairseq.core.scheme import AttentionShape, PositionScheme, SchemeInfo, SchemeOptions, register_scheme
+from relpos_fairseq.core.terms import PositionTerms
 
 DIM = Number(name="sandwich_dim", place=124, help="channels of the sinusoids, an even number", auto=128, least=2)
 

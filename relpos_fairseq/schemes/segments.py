@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import SHARE
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Segments
-from relpos_fairseq.scheme import ConversionSource, PositionScheme, Table
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.options import SHARE
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Segments
+from relpos_fairseq.core.scheme import ConversionSource, PositionScheme, Table
+from relpos_fairseq.core.terms import PositionTerms
 
 
 def _another_number(source: ConversionSource) -> dict[str, Tensor]:

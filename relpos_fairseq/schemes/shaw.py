@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import CLIP_DISTANCE, INIT, RESET_CLS, SCALE, SHARE, Choice
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import (
+from relpos_fairseq.core.options import CLIP_DISTANCE, INIT, RESET_CLS, SCALE, SHARE, Choice
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.scheme import (
     WITH_K,
     AttentionShape,
     ConversionSource,
@@ -34,7 +34,7 @@ from relpos_fairseq.scheme import (
     Table,
     register_scheme,
 )
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.terms import PositionTerms
 
 KEYS = Choice(
     name="keys", place=105, help="vectors of the keys: on, or off (those of the values alone)", auto="on", later=True

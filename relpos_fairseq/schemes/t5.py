@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from relpos_fairseq.options import INIT, RESET_CLS, SCALAR_GAIN, SCALE, SHARE, Number
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Bucketed, Clipped
-from relpos_fairseq.scheme import (
+from relpos_fairseq.core.options import INIT, RESET_CLS, SCALAR_GAIN, SCALE, SHARE, Number
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Bucketed, Clipped
+from relpos_fairseq.core.scheme import (
     WITH_BOTH,
     AttentionShape,
     PositionScheme,
@@ -30,7 +30,7 @@ from relpos_fairseq.scheme import (
     Table,
     register_scheme,
 )
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.terms import PositionTerms
 
 BUCKETS = Number(
     name="buckets",

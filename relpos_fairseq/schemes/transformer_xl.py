@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import (
+from relpos_fairseq.core.options import (
     CLIP_DISTANCE,
     INIT,
     PROJECTIONS,
@@ -50,9 +50,9 @@ from relpos_fairseq.options import (
     Number,
     only,
 )
-from relpos_fairseq.positions import Positions, is_exported, is_transformed
-from relpos_fairseq.relations import Clipped, sinusoid_of_distance
-from relpos_fairseq.scheme import (
+from relpos_fairseq.core.positions import Positions, is_exported, is_transformed
+from relpos_fairseq.core.relations import Clipped, sinusoid_of_distance
+from relpos_fairseq.core.scheme import (
     WITH_BOTH,
     WITH_K,
     WITH_Q,
@@ -64,7 +64,7 @@ from relpos_fairseq.scheme import (
     Table,
     register_scheme,
 )
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.terms import PositionTerms
 
 QUERY_BIAS = Choice(
     name="query_bias",

@@ -35,10 +35,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from relpos_fairseq.options import CLIP_DISTANCE, INIT, PROJECTIONS, RESET_CLS, SCALE, SHARE, Choice, only
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Bucketed
-from relpos_fairseq.scheme import (
+from relpos_fairseq.core.options import CLIP_DISTANCE, INIT, PROJECTIONS, RESET_CLS, SCALE, SHARE, Choice, only
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Bucketed
+from relpos_fairseq.core.scheme import (
     WITH_BOTH,
     AttentionShape,
     ConversionSource,
@@ -48,7 +48,7 @@ from relpos_fairseq.scheme import (
     Table,
     register_scheme,
 )
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.terms import PositionTerms
 
 SCALARS = Choice(
     name="scalars",

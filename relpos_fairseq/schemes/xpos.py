@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relpos_fairseq.options import SCALE, Number
-from relpos_fairseq.positions import Positions, is_captured
-from relpos_fairseq.rotation import BASE, PAIRS, Turns, rotate
-from relpos_fairseq.scheme import ConversionSource, PositionScheme, SchemeInfo, register_scheme
+from relpos_fairseq.core.options import SCALE, Number
+from relpos_fairseq.core.positions import Positions, is_captured
+from relpos_fairseq.core.rotation import BASE, PAIRS, Turns, rotate
+from relpos_fairseq.core.scheme import ConversionSource, PositionScheme, SchemeInfo, register_scheme
 
 GAMMA = 0.4
 XPOS_BASE = Number(

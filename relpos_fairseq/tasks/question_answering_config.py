@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from omegaconf import MISSING
 
-from relpos_fairseq.config import help_text as _help
+from relpos_fairseq.core.config import help_text as _help
 from relpos_fairseq.data.answer_spans import LONG_QUESTION
 from relpos_fairseq.data.squad import BAD_ANSWER
 from relpos_fairseq.metrics.answer_scores import METRICS

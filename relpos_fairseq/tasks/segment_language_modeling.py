@@ -24,7 +24,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from omegaconf import II
 
-from relpos_fairseq.config import help_text as _help
+from relpos_fairseq.core.config import help_text as _help
 from relpos_fairseq.data.streams import dataset as streams
 from relpos_fairseq.data.streams.dataset import StreamBatchIterator, StreamBlocks
 from relpos_fairseq.modules.memory import MemoryCarrier, StreamMemory

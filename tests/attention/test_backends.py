@@ -17,9 +17,9 @@ from helpers.scheme_calls import call, gradients, remaker
 from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, native, step, triton
 from relpos_fairseq.attention.lowering import factors_of
 from relpos_fairseq.attention.reference import decay_logits
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped
-from relpos_fairseq.terms import Decay, PositionTerms
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped
+from relpos_fairseq.core.terms import Decay, PositionTerms
 
 IN_ATTENTION = [*(case for case in CASES if case.scheme not in INPUT), *BEYOND]
 EXACT = {"rtol": 1e-10, "atol": 1e-10}

@@ -20,7 +20,7 @@ from helpers.native_calls import make_call as make_odd
 from helpers.scheme_calls import gradients, remaker
 from relpos_fairseq.attention import AttentionInputs, attend, blocked, relative_shift
 from relpos_fairseq.attention import triton as kernels
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.core.positions import Positions
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 # Every kind of term, alone and beside others.

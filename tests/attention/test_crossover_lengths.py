@@ -10,9 +10,9 @@ import torch
 from relpos_fairseq.attention import AttentionInputs, api, attend
 from relpos_fairseq.attention.api import choose
 from relpos_fairseq.attention.native import build
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped, Segments
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped, Segments
+from relpos_fairseq.core.terms import PositionTerms
 
 
 def test_what_a_call_is() -> None:

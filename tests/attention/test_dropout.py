@@ -12,7 +12,7 @@ from torch import Tensor
 from cases import Case, build
 from helpers.scheme_calls import remaker
 from relpos_fairseq.attention import BACKENDS, AttentionInputs, attend, native, triton
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.core.positions import Positions
 
 BATCH, HEADS, LENGTH, RATE = 2, 2, 128, 0.3  # heads as wide as long: unit values show the mask
 SCHEMES = ("none", "rel_scalar", "shaw", "m2", "m4m")

@@ -24,7 +24,7 @@ from helpers.rounding import Rounded
 from helpers.scheme_calls import as_leaves
 from relpos_fairseq.attention import AttentionInputs, attend, blocked, native, sdpa, triton
 from relpos_fairseq.attention.error_budget import VANISHES, error_budget, sizes
-from relpos_fairseq.positions import Positions, index_of_tokens
+from relpos_fairseq.core.positions import Positions, index_of_tokens
 
 # Every scheme and hybrid that attention sees, and one whose gates and scalars have one table each.
 SCHEMES = [case.scheme for case in CASES if not case.flags and not set(INPUT) & set(case.scheme.split("+"))]

@@ -15,9 +15,9 @@ from helpers.native_calls import make_call, make_terms, parameters_of
 from helpers.native_formula import Formula, Libraries, use_formula
 from helpers.operations import Watch
 from relpos_fairseq.attention import AttentionInputs, attend, native
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped
+from relpos_fairseq.core.terms import PositionTerms
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 

@@ -20,8 +20,8 @@ from helpers.native_formula import Libraries, use_formula
 from helpers.scheme_calls import call, gradients, remaker, shape_of
 from relpos_fairseq.attention import AttentionInputs, attend, native
 from relpos_fairseq.attention.step import supports_step
-from relpos_fairseq.relations import Clipped, Segments
-from relpos_fairseq.terms import PositionTerms, Reset
+from relpos_fairseq.core.relations import Clipped, Segments
+from relpos_fairseq.core.terms import PositionTerms, Reset
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 IN_ATTENTION = told_apart(case for case in CASES if case.scheme not in INPUT and not case.without_kernel)

@@ -16,9 +16,9 @@ from helpers.attention_calls import Call, Interrupt, in_a_thread, same
 from helpers.native_shapes import EXACT, Shape, make_inputs, results
 from helpers.scheme_calls import as_leaves
 from relpos_fairseq.attention import AttentionInputs, attend, native
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped
+from relpos_fairseq.core.terms import PositionTerms
 
 pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
 SCHEMES = ("none", "shaw", "m2", "m3", "m4", "m4m", "tupe", "rel_scalar", "transformer_xl")

@@ -14,8 +14,8 @@ from helpers.native_calls import make_call, make_terms, parameters_of
 from helpers.native_formula import Libraries, use_formula
 from helpers.operations import check_operations
 from relpos_fairseq.attention import AttentionInputs, api, attend
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.terms import PositionTerms
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from relpos_fairseq.attention import AttentionInputs, attend, native
 from relpos_fairseq.attention.native import call as native_call
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped
-from relpos_fairseq.terms import PositionTerms, Reset
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped
+from relpos_fairseq.core.terms import PositionTerms, Reset
 
 BATCH, HEADS, LENGTH, DIM = 3, 5, 20, 4
 Draw = Callable[..., Tensor]

@@ -15,9 +15,9 @@ from cases import Case, build, terms_of
 from helpers.layers import FORMS, WITHOUT_SEGMENTS
 from relpos_fairseq.attention import AttentionInputs, api, attend, native
 from relpos_fairseq.attention.step import form_clipped_key_products, supports_step
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped
+from relpos_fairseq.core.terms import PositionTerms
 
 pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
 EXACT = {torch.float64: {"rtol": 1e-10, "atol": 1e-10}, torch.float32: {"rtol": 1e-4, "atol": 2e-5}}

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention import BACKENDS, AttentionInputs, api, attend, native, triton
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped
+from relpos_fairseq.core.terms import PositionTerms, Reset
 from relpos_fairseq.modules.cross_attention import CrossAttention
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped
-from relpos_fairseq.terms import PositionTerms, Reset
 
 UNSERVED = {"reference"} | ({"triton"} if not triton.interpreted() else set())
 UNSERVED |= {"native"} if native.build.problem() else set()

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.attention import triton as backend
 from relpos_fairseq.attention.triton import kernel_args, operands
-from relpos_fairseq.positions import Positions, index_of_tokens
+from relpos_fairseq.core.positions import Positions, index_of_tokens
 
 pytestmark = pytest.mark.skipif(not backend.interpreted(), reason="fp64 is for the interpreter (TRITON_INTERPRET=1)")
 EXACT = {"rtol": 1e-9, "atol": 1e-9}

@@ -13,9 +13,9 @@ from helpers.attention_calls import same
 from helpers.operations import check_operations
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention import triton as backend
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped
-from relpos_fairseq.terms import PositionTerms, Reset
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped
+from relpos_fairseq.core.terms import PositionTerms, Reset
 
 pytestmark = pytest.mark.skipif(not backend.interpreted(), reason="on CPUs they are interpreted (TRITON_INTERPRET=1)")
 TOKENS, DIM = 9, 4

@@ -24,9 +24,9 @@ from relpos_fairseq.attention import triton as backend
 from relpos_fairseq.attention.lowering import factors_of, rank_of
 from relpos_fairseq.attention.triton import call_signature, kernel_args, selftest, selftest_cache
 from relpos_fairseq.attention.triton.fused_attention import attend as triton_attend
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Clipped
-from relpos_fairseq.terms import Decay, PositionTerms, Reset
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Clipped
+from relpos_fairseq.core.terms import Decay, PositionTerms, Reset
 
 pytestmark = pytest.mark.skipif(not backend.interpreted(), reason="needs TRITON_INTERPRET=1")
 FORWARD, SELFTEST = (f"attention/triton/{name}.py" for name in ("forward", "selftest"))

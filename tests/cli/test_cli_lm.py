@@ -13,8 +13,8 @@ from fairseq import checkpoint_utils
 import relpos_fairseq  # noqa: F401
 from helpers.commands import QUIET, USER_DIR, by_two, call
 from relpos_fairseq.cli.evaluate import EvaluateLength
+from relpos_fairseq.core.placement import PositionMismatchError
 from relpos_fairseq.evaluation.length import evaluate
-from relpos_fairseq.placement import PositionMismatchError
 
 TINY = [
     *("--decoder-embed-dim", "32", "--decoder-ffn-embed-dim", "48"),

@@ -13,7 +13,7 @@ from helpers import FULL, roberta
 from helpers import commands as cli
 from helpers.segment_corpus import TASK, TRAIN, write_corpus
 from relpos_fairseq.conversion import ConversionError
-from relpos_fairseq.plan import decode_text
+from relpos_fairseq.core.plan import decode_text
 
 LAYERS = 4
 STILL = ("--lr", "0", "--max-update", "1", "--disable-validation")  # what is saved is what was loaded

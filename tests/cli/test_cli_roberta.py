@@ -18,8 +18,8 @@ from helpers import FULL, recipes
 from helpers import commands as cli
 from helpers.commands import USER_DIR, call, relpos
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed, write_pairs
+from relpos_fairseq.core.placement import PositionMismatchError
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-from relpos_fairseq.placement import PositionMismatchError
 from relpos_fairseq.text import train_tokenizer
 from relpos_fairseq.text.assets import WORD_STARTS_FILE, word_starts
 

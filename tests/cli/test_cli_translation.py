@@ -15,10 +15,10 @@ from cases import ENCODERS
 from helpers import FULL
 from helpers import commands as cli
 from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, VALID_SENTENCES, Corpus
+from relpos_fairseq.core.placement import PositionMismatchError
+from relpos_fairseq.core.plan import decode_text
 from relpos_fairseq.evaluation.averaging import write_average
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.placement import PositionMismatchError
-from relpos_fairseq.plan import decode_text
 
 M4 = ("--position-scheme", "m4")
 UPDATES = ("--max-update", "2", "--disable-validation")

@@ -44,10 +44,10 @@ from relpos_fairseq.comparison.tasks.glue import (
 )
 from relpos_fairseq.comparison.tasks.registry import make_tasks
 from relpos_fairseq.comparison.training_run import TrainingLog
-from relpos_fairseq.config import resolve
+from relpos_fairseq.core.config import resolve
+from relpos_fairseq.core.options import AttentionShape
 from relpos_fairseq.io.errors import ToolError
 from relpos_fairseq.models.configs import RelPosRobertaConfig
-from relpos_fairseq.options import AttentionShape
 from relpos_fairseq.preparation.glue_tasks import GLUE, TASKS
 
 

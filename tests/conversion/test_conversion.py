@@ -14,12 +14,12 @@ from relpos_fairseq.conversion import NotExactError, convert, layouts
 from relpos_fairseq.conversion.layouts import ENCODER
 from relpos_fairseq.conversion.report import ConversionReport, Probe
 from relpos_fairseq.conversion.reshaping import resize
+from relpos_fairseq.core.options import SHARE
+from relpos_fairseq.core.relations import Bucketed, Clipped, Folded, remap_distances
+from relpos_fairseq.core.scheme import PositionMismatchError
 from relpos_fairseq.formats.on_load import prepare_sides
 from relpos_fairseq.models.building import build_roberta, outputs_of
-from relpos_fairseq.options import SHARE
-from relpos_fairseq.relations import Bucketed, Clipped, Folded, remap_distances
 from relpos_fairseq.saved.identity import plan_of
-from relpos_fairseq.scheme import PositionMismatchError
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
 

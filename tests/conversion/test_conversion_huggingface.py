@@ -18,6 +18,7 @@ from helpers.commands import relpos
 from helpers.conversion import ROWS, config, random_state, shake
 from relpos_fairseq.conversion import ConversionError
 from relpos_fairseq.conversion.report import Probe
+from relpos_fairseq.core.relations import LogClipped
 from relpos_fairseq.formats import huggingface_folder as hf_folder
 from relpos_fairseq.formats.base import read_encoder
 from relpos_fairseq.formats.huggingface_export import save_hf, to_hf
@@ -25,7 +26,6 @@ from relpos_fairseq.formats.transformers_folder import read_config
 from relpos_fairseq.formats.vocabulary import Vocabulary, of_checkpoint, of_folder
 from relpos_fairseq.heads import HEAD, SPAN_HEAD
 from relpos_fairseq.models.building import build_roberta, outputs_of
-from relpos_fairseq.relations import LogClipped
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
 from relpos_fairseq.text.assets import asset_files_of

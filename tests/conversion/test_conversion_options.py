@@ -13,10 +13,10 @@ from helpers.conversion import assert_exact, config, converted, difference, rand
 from helpers.lm_models import randomized, small_lm
 from relpos_fairseq.conversion import ConversionError, NotExactError, convert
 from relpos_fairseq.conversion.layouts import ENCODER
+from relpos_fairseq.core.options import RANDOMIZATION, Choice, Option, in_order
+from relpos_fairseq.core.scheme import PositionMismatchError
 from relpos_fairseq.formats.on_load import prepare_sides
-from relpos_fairseq.options import RANDOMIZATION, Choice, Option, in_order
 from relpos_fairseq.saved.identity import plan_of
-from relpos_fairseq.scheme import PositionMismatchError
 from relpos_fairseq.schemes import scheme_class
 
 

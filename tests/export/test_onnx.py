@@ -14,6 +14,7 @@ from helpers import FULL, roberta
 from helpers.commands import relpos
 from helpers.lm_models import RELATIVE, lm_config
 from helpers.models import small_config, small_model, small_task
+from relpos_fairseq.core.scheme import AttentionShape, SchemeOptions
 from relpos_fairseq.export import model_adapters, onnx
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import read_json
@@ -22,7 +23,6 @@ from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTrans
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
-from relpos_fairseq.scheme import AttentionShape, SchemeOptions
 from relpos_fairseq.schemes import REGISTER, scheme_class, scheme_names
 
 TWO_SIDED = [name for name in scheme_names() if not REGISTER[name].causal_only]
@@ -207,7 +207,7 @@ def test_a_source_has_a_dictionary_of_its_own(tmp_path):
 
 
 def test_t5s_buckets_are_the_same_in_a_graph(monkeypatch):
-    from relpos_fairseq import relations
+    from relpos_fairseq.core import relations
 
     distance = torch.arange(-300, 301)
     for both in (True, False):

@@ -237,7 +237,7 @@ def test_a_cache_that_cannot_be_written(tmp_path):
     program = (
         "import torch\n"
         "from relpos_fairseq.attention import native, AttentionInputs, attend\n"
-        "from relpos_fairseq.positions import Positions\n"
+        "from relpos_fairseq.core.positions import Positions\n"
         "q = torch.randn(1, 2, 200, 8)\n"
         "inputs = AttentionInputs(q, q, q, (), Positions(200, 200), 1.0, dropout=0.1)\n"
         "print('shape', tuple(attend(inputs)[0].shape))\n"
@@ -430,8 +430,8 @@ def test_malformed_specifications(tmp_path, capsys):
 
 def test_malformed_options(capsys):
     """Values of position options that a recipe or a command line may have."""
-    from relpos_fairseq.config import PositionConfig, resolve
-    from relpos_fairseq.scheme import AttentionShape
+    from relpos_fairseq.core.config import PositionConfig, resolve
+    from relpos_fairseq.core.scheme import AttentionShape
 
     shape = AttentionShape(embed_dim=16, num_heads=2, max_positions=64, seed_name="test")
     known = [part.name for part in fields(PositionConfig)]

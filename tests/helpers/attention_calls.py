@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cases import Case, build, terms_of
 from relpos_fairseq.attention import AttentionInputs, attend
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.core.positions import Positions
 
 LENGTH = 200
 EXACT = {"rtol": 1e-9, "atol": 1e-10}

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from cases import CASES, Case, plan_of, randomize
 from helpers.forms import told_apart
+from relpos_fairseq.core.placement import DecodingTerms, Placement
+from relpos_fairseq.core.positions import Positions, index_of_tokens
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
-from relpos_fairseq.placement import DecodingTerms, Placement
-from relpos_fairseq.positions import Positions, index_of_tokens
 
 BATCH, HEADS, DIM = 3, 2, 4
 WIDTH = HEADS * DIM

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from relpos_fairseq.attention import AttentionInputs
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Bucketed, Clipped, Folded, Segments
-from relpos_fairseq.terms import PositionTerms, Reset
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Bucketed, Clipped, Folded, Segments
+from relpos_fairseq.core.terms import PositionTerms, Reset
 
 
 def make_terms(kind: str, dtype: torch.dtype = torch.float64) -> tuple[PositionTerms, ...]:

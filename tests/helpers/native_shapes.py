@@ -14,7 +14,7 @@ from torch import Tensor
 from cases import CLIPPED, Case, build, terms_of
 from helpers.scheme_calls import as_leaves
 from relpos_fairseq.attention import AttentionInputs, attend
-from relpos_fairseq.positions import Positions, index_of_tokens
+from relpos_fairseq.core.positions import Positions, index_of_tokens
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 

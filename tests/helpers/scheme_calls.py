@@ -9,9 +9,9 @@ from torch import Tensor
 
 from cases import Case, build, terms_of
 from relpos_fairseq.attention import AttentionInputs, attend
-from relpos_fairseq.placement import Placement, PositionContext
-from relpos_fairseq.positions import Positions, index_of_tokens
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.placement import Placement, PositionContext
+from relpos_fairseq.core.positions import Positions, index_of_tokens
+from relpos_fairseq.core.terms import PositionTerms
 
 CONTENT = ("q", "k", "v", "content_q", "content_k")
 TABLES = (

@@ -25,7 +25,7 @@ from helpers.lm_models import randomized, small_lm, small_xl
 from helpers.segment_corpus import character_model
 from helpers.tokenizers import lines as odd_lines
 from helpers.wmt_text import write_texts
-from relpos_fairseq import placement
+from relpos_fairseq.core import placement
 from relpos_fairseq.inference.checkpoints import causal_lm
 from relpos_fairseq.inference.commands import open_translator
 from relpos_fairseq.inference.translator import Batching, Hypothesis, Search, batches, translate

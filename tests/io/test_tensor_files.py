@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from helpers import ROOT
+from relpos_fairseq.core.scheme import PositionMismatchError
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.tensor_files import building, check_finite, load, read_checkpoint, read_tensors, save
-from relpos_fairseq.scheme import PositionMismatchError
 
 GOOD = {
     "model": {"w": torch.ones(2), "version": torch.zeros(1, dtype=torch.uint8), "m._extra_state": b"x"},

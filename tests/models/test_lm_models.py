@@ -14,10 +14,10 @@ from torch import Tensor
 
 from helpers.lm_models import SMALL, randomized, small_lm, small_xl, stream
 from helpers.models import assert_same_start, small_model, small_task
+from relpos_fairseq.core.placement import PositionMismatchError, generation_of
 from relpos_fairseq.models import relpos_transformer_lm, relpos_transformer_xl
 from relpos_fairseq.models.configs import RelPosTransformerLMConfig
 from relpos_fairseq.models.relpos_transformer_lm import ModelMismatchError
-from relpos_fairseq.placement import PositionMismatchError, generation_of
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
 HYBRIDS = ("learned+m4m", "sinusoidal+shaw", "rope+m4", "m2+m4m+shaw", "rope+t5/t5+m4m")

@@ -13,10 +13,10 @@ from cases import CASES, ENCODERS, Case, plan_of, randomize
 from helpers import FULL
 from helpers.models import assert_same_start, batch, fairseq_model, small_config, small_model, small_task
 from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.core.placement import Placement
+from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.models import relpos_transformer
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
-from relpos_fairseq.placement import Placement
-from relpos_fairseq.positions import Positions
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
 HYBRIDS = ("learned+m4m", "sinusoidal+shaw", "rope+m4", "m2+m4m+shaw", "rope+t5/t5+shaw")

@@ -18,12 +18,12 @@ from helpers import FULL
 from helpers.forms import told_apart
 from helpers.models import BIASES, small_model
 from helpers.roberta import small_roberta, small_task, tokens
+from relpos_fairseq.core.placement import Placement, PositionMismatchError
 from relpos_fairseq.criterions.sentence_prediction_glue import SentencePredictionGlueCriterion
 from relpos_fairseq.export.model_adapters import adapter_of
 from relpos_fairseq.models import relpos_roberta
 from relpos_fairseq.models.configs import namespace
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
-from relpos_fairseq.placement import Placement, PositionMismatchError
 
 HYBRIDS = ("learned+m4m", "rope+m4", "learned+rel_scalar")
 SCHEMES = (*ENCODERS, *HYBRIDS)

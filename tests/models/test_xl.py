@@ -11,10 +11,10 @@ from torch.func import functional_call, grad
 
 import naive_xl
 from helpers.lm_models import ABSOLUTE, CARRYING, randomized, small_xl, stream
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import sinusoid_of_distance
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.modules.memory import Memory, MemoryCarrier
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import sinusoid_of_distance
 from relpos_fairseq.schemes import transformer_xl
 
 EXACT = {"rtol": 0, "atol": 1e-11}

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from cases import Case, build
 from helpers.layers import BATCH, EXACT, FORMS, Layer, tokens
-from relpos_fairseq import placement as stack
 from relpos_fairseq.attention import AttentionInputs, attend, step
 from relpos_fairseq.attention.inputs import of_rows
+from relpos_fairseq.core import placement as stack
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.terms import PositionTerms
 from relpos_fairseq.modules.multihead_attention import SPARES
 from relpos_fairseq.nn import self_attention
 from relpos_fairseq.nn.decoding_cache import DecodingCache
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.terms import PositionTerms
 
 ORDERS = {3: [2, 0, 0], 5: [0, 2], 8: [1, 0], 9: [0, 0]}  # by step; at 5 a sentence is finished
 

@@ -12,9 +12,9 @@ from torch.func import functional_call, grad, jvp, vmap
 from cases import CASES, LIKE_OTHERS, randomize
 from helpers import FULL, ROOT, warm
 from helpers.forms import told_apart
+from relpos_fairseq.core.placement import Placement
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 from relpos_fairseq.nn import AttentionCache, PositionAttention, PositionDecoderLayer, PositionEncoderLayer
-from relpos_fairseq.placement import Placement
 from relpos_fairseq.schemes import scheme_names
 
 WIDTH, HEADS, LENGTH = 8, 2, 9

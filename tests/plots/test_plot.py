@@ -24,17 +24,17 @@ from omegaconf import OmegaConf
 from helpers import warm
 from helpers.commands import relpos
 from relpos_fairseq.attention import AttentionInputs
-from relpos_fairseq.config import PositionConfig, resolve
+from relpos_fairseq.core.config import PositionConfig, resolve
+from relpos_fairseq.core.placement import Placement
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.scheme import AttentionShape
+from relpos_fairseq.core.terms import PositionTerms
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
-from relpos_fairseq.placement import Placement
 from relpos_fairseq.plots import axes
 from relpos_fairseq.plots import checkpoint as distances
 from relpos_fairseq.plots import logits as plot_logits
 from relpos_fairseq.plots import stacks as plot_sentence
 from relpos_fairseq.plots.stacks import Stack
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import AttentionShape
-from relpos_fairseq.terms import PositionTerms
 
 WORDS = "the cat sat on a mat and saw $5 or $6".split()
 SENTENCE = "the cat saw a mat".split()

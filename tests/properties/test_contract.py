@@ -14,8 +14,8 @@ import relpos_fairseq
 from cases import LIKE_OTHERS, Case, build, kinds_of
 from helpers import ROOT, warm
 from relpos_fairseq import scheme_table
-from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
-from relpos_fairseq.options import (
+from relpos_fairseq.core.config import OPTIONS, PositionConfig, resolve
+from relpos_fairseq.core.options import (
     CLIP_DISTANCE,
     INIT,
     SHARE,
@@ -26,10 +26,10 @@ from relpos_fairseq.options import (
     declared_options,
     in_order,
 )
-from relpos_fairseq.placement import Placement, PositionMismatchError
-from relpos_fairseq.plan import decode_text, encode_text
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import REGISTER, AttentionShape, register_scheme
+from relpos_fairseq.core.placement import Placement, PositionMismatchError
+from relpos_fairseq.core.plan import decode_text, encode_text
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.scheme import REGISTER, AttentionShape, register_scheme
 from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
 
 # Flags of the command line that no scheme declares: before those that schemes declare, and after them.
@@ -385,7 +385,7 @@ def test_schemes_and_attention_need_no_fairseq() -> None:
         "u.find_spec = lambda n, *a: None if n.startswith('fairseq') else find(n, *a)\n"
         "sys.modules['fairseq'] = None\n"
         "import relpos_fairseq, relpos_fairseq.attention, relpos_fairseq.schemes\n"
-        "import relpos_fairseq.config, relpos_fairseq.placement\n"
+        "import relpos_fairseq.core.config, relpos_fairseq.core.placement\n"
         "print(relpos_fairseq.__version__, len(relpos_fairseq.schemes.scheme_names()))\n"
     )
     result = warm.run([sys.executable, "-c", code], cwd=ROOT)

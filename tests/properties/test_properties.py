@@ -16,9 +16,9 @@ from helpers.forms import in_turn, told_apart
 from helpers.layers import BATCH, EXACT, FORMS, WITHOUT_SEGMENTS, Layer, tokens
 from helpers.scheme_calls import call, rotated, shape_of
 from relpos_fairseq.attention import AttentionInputs, attend
+from relpos_fairseq.core.placement import Placement
+from relpos_fairseq.core.positions import Positions, index_in_sentence, index_of_tokens
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
-from relpos_fairseq.placement import Placement
-from relpos_fairseq.positions import Positions, index_in_sentence, index_of_tokens
 
 
 def _relative_cases() -> list[Case]:

@@ -16,10 +16,10 @@ from helpers import warm
 
 USE = """
 import dataclasses, torch
-from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.options import AttentionShape
-from relpos_fairseq.placement import Placement
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.core.config import PositionConfig, resolve
+from relpos_fairseq.core.options import AttentionShape
+from relpos_fairseq.core.placement import Placement
+from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.schemes import scheme_names
 
 assert "mine" in scheme_names()

@@ -7,7 +7,7 @@ import torch
 
 from cases import BEYOND, Case
 from helpers.layers import EXACT, Layer, tokens
-from relpos_fairseq.placement import generation_of
+from relpos_fairseq.core.placement import generation_of
 
 
 @pytest.mark.parametrize("case", BEYOND, ids=str)

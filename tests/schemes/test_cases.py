@@ -9,7 +9,7 @@ from torch import Tensor
 from cases import BEYOND, CASES, Case
 from helpers.scheme_calls import call
 from relpos_fairseq.attention import attend
-from relpos_fairseq.options import RANDOMIZATION
+from relpos_fairseq.core.options import RANDOMIZATION
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
 

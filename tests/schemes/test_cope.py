@@ -13,8 +13,8 @@ from helpers.scheme_calls import call
 from relpos_fairseq.attention import attend
 from relpos_fairseq.conversion.algebra import convert
 from relpos_fairseq.conversion.layouts import ENCODER
+from relpos_fairseq.core.placement import Placement, PositionMismatchError
 from relpos_fairseq.nn.self_attention import SelfAttention
-from relpos_fairseq.placement import Placement, PositionMismatchError
 
 KEY = "unscaled_version"
 

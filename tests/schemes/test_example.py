@@ -5,7 +5,7 @@ import torch
 
 from cases import Case, build
 from relpos_fairseq.attention import AttentionInputs, attend
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.core.positions import Positions
 
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from cases import Case, plan_of
-from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.options import AttentionShape
-from relpos_fairseq.placement import Placement, PositionMismatchError
-from relpos_fairseq.positions import Positions
+from relpos_fairseq.core.config import PositionConfig, resolve
+from relpos_fairseq.core.options import AttentionShape
+from relpos_fairseq.core.placement import Placement, PositionMismatchError
+from relpos_fairseq.core.positions import Positions
 
 LLAMA = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 SEARCHED = [[1 + pair / step for pair in range(32)] for step in (64, 8)]

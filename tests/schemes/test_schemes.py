@@ -16,11 +16,11 @@ from helpers import FULL
 from helpers.forms import in_turn, told_apart
 from helpers.scheme_calls import call, shape_of
 from relpos_fairseq.attention import AttentionInputs, attend, native, triton
-from relpos_fairseq.placement import Placement
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Bucketed, DistanceRelation
-from relpos_fairseq.rotation import Turns, rotate
-from relpos_fairseq.scheme import REGISTER
+from relpos_fairseq.core.placement import Placement
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Bucketed, DistanceRelation
+from relpos_fairseq.core.rotation import Turns, rotate
+from relpos_fairseq.core.scheme import REGISTER
 from relpos_fairseq.schemes import scheme_class
 from relpos_fairseq.schemes.absolute import sinusoid
 from relpos_fairseq.schemes.alibi import slopes

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from relpos_fairseq.config import OPTIONS, PositionConfig, resolve
-from relpos_fairseq.options import AttentionShape
-from relpos_fairseq.placement import Placement
+from relpos_fairseq.core.config import OPTIONS, PositionConfig, resolve
+from relpos_fairseq.core.options import AttentionShape
+from relpos_fairseq.core.placement import Placement
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
 LAYERS, WIDTH, HEADS = 16, 64, 4

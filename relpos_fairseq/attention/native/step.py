@@ -26,7 +26,7 @@ from relpos_fairseq.attention.step import (
     products_of,
     tables_for,
 )
-from relpos_fairseq.positions import is_captured
+from relpos_fairseq.core.positions import is_captured
 
 PANEL = 32  # of step.h: columns of a transposed table that stand side by side
 WORK_OF_A_THREAD = 1 << 17  # multiplications that are worth a thread

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.relations import Relation
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.relations import Relation
+from relpos_fairseq.core.terms import PositionTerms
 
 TABLES = (
     "query_vectors",

@@ -24,8 +24,8 @@ from relpos_fairseq.attention.lowering import (
     relations_of_vectors,
     table_by_distance,
 )
-from relpos_fairseq.relations import DistanceRelation
-from relpos_fairseq.terms import PositionTerms
+from relpos_fairseq.core.relations import DistanceRelation
+from relpos_fairseq.core.terms import PositionTerms
 
 STORED_DISTANCES = 256  # distances up to which products with each vector are stored
 

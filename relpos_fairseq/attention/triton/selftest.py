@@ -23,9 +23,9 @@ from relpos_fairseq.attention.inputs import AttentionInputs, probabilities
 from relpos_fairseq.attention.reference import logits
 from relpos_fairseq.attention.relative_shift import ShiftedProducts
 from relpos_fairseq.attention.triton.call_signature import CallSignature, TermSignature
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Segments
-from relpos_fairseq.terms import Decay, PositionTerms, Reset
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Segments
+from relpos_fairseq.core.terms import Decay, PositionTerms, Reset
 
 LENGTHS = (1, 63, 64, 65, 127, 192)
 ROWS = 256  # queries that the formula is evaluated for at a time

@@ -25,7 +25,8 @@ from fairseq.trainer import Trainer
 from omegaconf import open_dict
 from torch import Tensor
 
-from relpos_fairseq.config import help_text
+from relpos_fairseq.core.config import help_text
+from relpos_fairseq.core.placement import Placement, generation_of
 from relpos_fairseq.inference.checkpoints.narrow_search import narrowed
 from relpos_fairseq.inference.model_card import write_card
 from relpos_fairseq.io.errors import UserError
@@ -36,7 +37,6 @@ from relpos_fairseq.nn.packed import quantize
 from relpos_fairseq.patches import checkpoints, training
 from relpos_fairseq.patches.table import replaces
 from relpos_fairseq.patches.training import PINNED, options_of
-from relpos_fairseq.placement import Placement, generation_of
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.assets import (

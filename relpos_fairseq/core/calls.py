@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention import AttentionInputs
-from relpos_fairseq.config import PositionConfig, resolve
-from relpos_fairseq.placement import Placement, PositionContext, SchemeStack
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.scheme import AttentionShape
+from relpos_fairseq.core.config import PositionConfig, resolve
+from relpos_fairseq.core.placement import Placement, PositionContext, SchemeStack
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.scheme import AttentionShape
+from relpos_fairseq.core.terms import PositionTerms
 from relpos_fairseq.schemes import scheme_class
-from relpos_fairseq.terms import PositionTerms
 
 
 def layer_terms(

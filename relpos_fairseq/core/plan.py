@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from relpos_fairseq.options import RANDOM_AT, RANDOM_RANGE, SCALE, AttentionShape, SchemeOptions, in_order
-from relpos_fairseq.scheme import PositionScheme
+from relpos_fairseq.core.options import RANDOM_AT, RANDOM_RANGE, SCALE, AttentionShape, SchemeOptions, in_order
+from relpos_fairseq.core.scheme import PositionScheme
 
 
 @dataclass(frozen=True)

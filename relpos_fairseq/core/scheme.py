@@ -30,11 +30,11 @@ from typing import Any, ClassVar, Literal, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from relpos_fairseq.core.options import INIT, RANDOMIZATION, SCALE, SHARE, AttentionShape, Option, SchemeOptions
+from relpos_fairseq.core.positions import Positions, is_exported, is_transformed
+from relpos_fairseq.core.relations import Clipped, DistanceRelation, Relation, remap_distances
+from relpos_fairseq.core.terms import PositionTerms, Reset
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.options import INIT, RANDOMIZATION, SCALE, SHARE, AttentionShape, Option, SchemeOptions
-from relpos_fairseq.positions import Positions, is_exported, is_transformed
-from relpos_fairseq.relations import Clipped, DistanceRelation, Relation, remap_distances
-from relpos_fairseq.terms import PositionTerms, Reset
 
 
 @dataclass(frozen=True)

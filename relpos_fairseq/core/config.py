@@ -12,7 +12,7 @@ from dataclasses import field, make_dataclass, replace
 from typing import Any
 
 from relpos_fairseq.attention import BACKENDS
-from relpos_fairseq.options import (
+from relpos_fairseq.core.options import (
     CLIP_DISTANCE,
     RESET_CLS,
     SCALE,
@@ -23,8 +23,8 @@ from relpos_fairseq.options import (
     SchemeOptions,
     in_order,
 )
-from relpos_fairseq.plan import PositionPlan, SchemePlan
-from relpos_fairseq.scheme import REGISTER, PositionScheme
+from relpos_fairseq.core.plan import PositionPlan, SchemePlan
+from relpos_fairseq.core.scheme import REGISTER, PositionScheme
 from relpos_fairseq.schemes import DEFAULT, EXAMPLE, LAYERED, parse_layers, scheme_names
 
 SEGMENT_ENCODINGS = ("none", "input", "head")

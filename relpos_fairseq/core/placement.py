@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from relpos_fairseq.options import SchemeOptions
-from relpos_fairseq.plan import PositionPlan, decode_text, encode_text
-from relpos_fairseq.positions import (
+from relpos_fairseq.core.options import SchemeOptions
+from relpos_fairseq.core.plan import PositionPlan, decode_text, encode_text
+from relpos_fairseq.core.positions import (
     Positions,
     RandomizedPositions,
     index_in_sentence,
@@ -30,9 +30,9 @@ from relpos_fairseq.positions import (
     is_captured,
     is_exported,
 )
-from relpos_fairseq.scheme import PositionMismatchError, PositionScheme
+from relpos_fairseq.core.scheme import PositionMismatchError, PositionScheme
+from relpos_fairseq.core.terms import Decay, PositionTerms
 from relpos_fairseq.schemes.segments import SegmentHead, SegmentInput
-from relpos_fairseq.terms import Decay, PositionTerms
 
 logger = logging.getLogger(__name__)
 _longest: ContextVar[int | None] = ContextVar("longest", default=None)

@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from relpos_fairseq.positions import Positions
-from relpos_fairseq.relations import Relation
+from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.core.relations import Relation
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relpos_fairseq.options import Choice, Factor, Factors, Number, SchemeOptions
-from relpos_fairseq.positions import is_captured
+from relpos_fairseq.core.options import Choice, Factor, Factors, Number, SchemeOptions
+from relpos_fairseq.core.positions import is_captured
 
 FAST, SLOW = {"yarn": 32.0, "llama3": 4.0}, 1.0  # turns over the trained length: YaRN's beta, Llama's frequency factors
 SHORTEST = 2  # tokens of a training input

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from relpos_fairseq.positions import Positions, is_exported
+from relpos_fairseq.core.positions import Positions, is_exported
 
 
 class Relation:

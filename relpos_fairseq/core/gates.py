@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from relpos_fairseq.positions import is_exported
+from relpos_fairseq.core.positions import is_exported
 
 
 def of_tokens(source: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
