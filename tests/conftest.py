@@ -246,7 +246,7 @@ def warm_children(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def timed_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a benchmark times in processes of their own is timed in this one but with RELPOS_ONNX=full."""
-    from relpos_fairseq.benchmarks import sampling, serving
+    from relpos_fairseq.lab.benchmarks import sampling, serving
 
     for module in () if FULL else (sampling, serving):
         monkeypatch.setattr(module, "run_apart", lambda function, *given: function(*given))

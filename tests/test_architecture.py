@@ -21,7 +21,7 @@ from conftest import LONGEST, ROOT
 PACKAGE = "relpos_fairseq"
 # From the foundation upwards: a room may import its own files and the rooms of lines above its own.
 ORDER = """
-    core version io
+    core lab version io
     heads
     positions
     relations
@@ -157,8 +157,8 @@ def graph() -> dict[str, set[str]]:
 
 
 def room_of(module: str) -> str:
-    """The part of the package that a module belongs to; each file of `core` is one."""
-    return module.removeprefix(PACKAGE).removeprefix(".").removeprefix("core.").partition(".")[0]
+    """The part of the package that a module belongs to; of `core` each file, of `lab` each folder."""
+    return module.removeprefix(PACKAGE).removeprefix(".").removeprefix("core.").removeprefix("lab.").partition(".")[0]
 
 
 HEIGHT = {room: height for height, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}

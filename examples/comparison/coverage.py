@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import beta, bootstrap, norm, t
 
-from relpos_fairseq.comparison import statistics
-from relpos_fairseq.comparison.results import read_archive
-from relpos_fairseq.comparison.scores import METRICS, Metric
-from relpos_fairseq.comparison.spec import read_spec
-from relpos_fairseq.comparison.statistics import Estimate
-from relpos_fairseq.comparison.summary import statistics_of
 from relpos_fairseq.io.progress import progress, table
+from relpos_fairseq.lab.comparison import statistics
+from relpos_fairseq.lab.comparison.results import read_archive
+from relpos_fairseq.lab.comparison.scores import METRICS, Metric
+from relpos_fairseq.lab.comparison.spec import read_spec
+from relpos_fairseq.lab.comparison.statistics import Estimate
+from relpos_fairseq.lab.comparison.summary import statistics_of
 
 LEFT_OUT = 3
 SEEDS = 6  # that a scheme must have

@@ -78,12 +78,12 @@ class BenchmarkAttention(Timing):
                 "--device cuda"
             )
         logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
-        from relpos_fairseq.benchmarks.workload import run_under_instruction_set
+        from relpos_fairseq.lab.benchmarks.workload import run_under_instruction_set
 
         status = run_under_instruction_set(self.isa, "benchmark attention", argv)
         if status is not None:
             return status
-        from relpos_fairseq.benchmarks.attention import benchmark
+        from relpos_fairseq.lab.benchmarks.attention import benchmark
 
         return benchmark(self)
 
@@ -132,7 +132,7 @@ class BenchmarkModels(Timing):
 
     def run(self, argv: Sequence[str]) -> None:
         logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
-        from relpos_fairseq.benchmarks.models import benchmark
+        from relpos_fairseq.lab.benchmarks.models import benchmark
 
         benchmark(self)
 
@@ -172,7 +172,7 @@ class BenchmarkLm:
 
     def run(self, argv: Sequence[str]) -> None:
         logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
-        from relpos_fairseq.benchmarks.language_models import benchmark
+        from relpos_fairseq.lab.benchmarks.language_models import benchmark
 
         benchmark(self)
 
@@ -216,7 +216,7 @@ class BenchmarkCosts(Timing):
 
     def run(self, argv: Sequence[str]) -> None:
         logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
-        from relpos_fairseq.benchmarks.costs import benchmark
+        from relpos_fairseq.lab.benchmarks.costs import benchmark
 
         benchmark(self)
 
@@ -242,7 +242,7 @@ class BenchmarkServing:
     rounds: int = option(3, "times of each; the median counts (default: 3)", least=1)
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.benchmarks.serving import benchmark
+        from relpos_fairseq.lab.benchmarks.serving import benchmark
 
         print(benchmark(self.checkpoint, self.data, self.split, self.beam, self.rounds))
 
@@ -267,7 +267,7 @@ class BenchmarkSampling:
     rounds: int = option(3, "times of each; the median counts (default: 3)", least=1)
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.benchmarks.sampling import Workload, benchmark
+        from relpos_fairseq.lab.benchmarks.sampling import Workload, benchmark
 
         print(
             benchmark(

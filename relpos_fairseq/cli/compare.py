@@ -19,7 +19,7 @@ from relpos_fairseq.io.options import (
 )
 
 COMPARE = """\
-The file's keys, the tasks and the statistics: relpos_fairseq/comparison/README.md.
+The file's keys, the tasks and the statistics: relpos_fairseq/lab/comparison/README.md.
 
 exit status: 0 all done, 1 a run failed (status: is missing), 2 wrong options or file, 130 or 143
 interrupted
@@ -57,7 +57,7 @@ class Compare:
     def run(self, argv: Sequence[str]) -> int:
         given = vars(self).copy()
         action, executor = given.pop("action"), given.pop("executor")
-        from relpos_fairseq.comparison.scheduling import Comparison, run_jobs, status
+        from relpos_fairseq.lab.comparison.scheduling import Comparison, run_jobs, status
 
         if action == "report" and self.seeds:
             raise UserError("--seeds belongs to run and status: a report is of the file's seeds")
@@ -65,7 +65,7 @@ class Compare:
         if action == "status":
             return status(comparison)
         if action == "report":
-            from relpos_fairseq.comparison.reporting import write_report
+            from relpos_fairseq.lab.comparison.reporting import write_report
 
             return write_report(comparison)
         return run_jobs(comparison, executor) if executor == "slurm" else comparison.run()

@@ -238,7 +238,7 @@ class FinetuneGlue(Training):
     keep_models: bool = flag("keep each run's model")
 
     def run(self, argv: Sequence[str]) -> int:
-        from relpos_fairseq.comparison.finetuning import finetune_glue
+        from relpos_fairseq.lab.comparison.finetuning import finetune_glue
 
         return finetune_glue(self)
 
@@ -268,6 +268,6 @@ class FinetuneXtreme(Questions, Training):
     )
 
     def run(self, argv: Sequence[str]) -> int:
-        from relpos_fairseq.comparison.finetuning import finetune_xtreme
+        from relpos_fairseq.lab.comparison.finetuning import finetune_xtreme
 
         return finetune_xtreme(self, self.answering())

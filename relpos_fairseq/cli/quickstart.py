@@ -67,7 +67,7 @@ class Quickstart:
     threads: int = option(usable_cores(), "threads to compute with (default: the usable cores, here %(default)s)")
 
     def run(self, argv: Sequence[str]) -> int:
-        from relpos_fairseq.comparison.quickstart import quickstart
+        from relpos_fairseq.lab.comparison.quickstart import quickstart
 
         if self.from_dir is None and (self.source_lang or self.target_lang):
             raise ValueError("--source-lang and --target-lang go with --from-dir; the built-in corpus is en-de")

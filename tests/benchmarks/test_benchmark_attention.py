@@ -17,10 +17,10 @@ from helpers import FULL, ROOT, warm
 from helpers.commands import relpos
 from relpos_fairseq.attention import attend
 from relpos_fairseq.attention.inputs import probabilities
-from relpos_fairseq.benchmarks import attention, candidates, measurement
-from relpos_fairseq.benchmarks.attention import _compared
-from relpos_fairseq.benchmarks.candidates import LayerCandidate, NoPositions, SchemeCandidate, runner
-from relpos_fairseq.benchmarks.workload import AttentionSetting, draw_heads
+from relpos_fairseq.lab.benchmarks import attention, candidates, measurement
+from relpos_fairseq.lab.benchmarks.attention import _compared
+from relpos_fairseq.lab.benchmarks.candidates import LayerCandidate, NoPositions, SchemeCandidate, runner
+from relpos_fairseq.lab.benchmarks.workload import AttentionSetting, draw_heads
 from relpos_fairseq.schemes import schemes_for
 
 TINY = ["--heads", "2", "--head-dim", "8", "--position-clip-distance", "3", "--rounds", "2", "--seconds", "1"]
@@ -171,7 +171,7 @@ def test_needs_torch_alone() -> None:
     command = [*TINY, "--lengths", "12", "--max-tokens", "12", "--schemes", "m4"]
     program = (
         f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"
-        "from relpos_fairseq.benchmarks import measurement\n"
+        "from relpos_fairseq.lab.benchmarks import measurement\n"
         "measurement.wait_until_idle = lambda *_: False\n"
         "from relpos_fairseq.cli.main import main\n"
         f"sys.exit(main(['benchmark', 'attention', *{command}]))"

@@ -11,8 +11,9 @@ import torch
 
 from helpers.commands import relpos, relpos_job
 from relpos_fairseq.attention import BACKENDS
-from relpos_fairseq.benchmarks import measurement, models, whole_models
-from relpos_fairseq.benchmarks.layers import (
+from relpos_fairseq.cli import benchmark as declared
+from relpos_fairseq.lab.benchmarks import measurement, models, whole_models
+from relpos_fairseq.lab.benchmarks.layers import (
     LEAST_TABLE,
     PACKAGES,
     PEERS,
@@ -21,7 +22,6 @@ from relpos_fairseq.benchmarks.layers import (
     OurLayer,
     layer_runner,
 )
-from relpos_fairseq.cli import benchmark as declared
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ import torch
 
 from helpers.commands import relpos
 from relpos_fairseq import scheme_table
-from relpos_fairseq.benchmarks import costs, measurement
-from relpos_fairseq.benchmarks.whole_models import MaskedLMSetting, count_parameters, masked_lm
+from relpos_fairseq.lab.benchmarks import costs, measurement
+from relpos_fairseq.lab.benchmarks.whole_models import MaskedLMSetting, count_parameters, masked_lm
 
 FEW = ["--rounds", "1", "--threads", str(torch.get_num_threads()), "--layers", "1"]
 FEW += ["--lengths", "8", "--batch-size", "1", "--vocab-size", "20"]

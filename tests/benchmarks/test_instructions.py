@@ -12,9 +12,9 @@ import pytest
 
 from helpers.commands import relpos
 from relpos_fairseq.attention import native
-from relpos_fairseq.benchmarks import workload
 from relpos_fairseq.io import processor
 from relpos_fairseq.io.child import command_of
+from relpos_fairseq.lab.benchmarks import workload
 
 X86 = workload.platform.machine().lower() in workload.X86
 TINY = "--heads 2 --head-dim 8 --position-clip-distance 3 --lengths 200 --batch-size 1 --schemes m4 --rounds 1".split()
@@ -61,7 +61,7 @@ def test_a_set_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch, capsys:
 @pytest.mark.skipif(not X86, reason="sets of x86")
 def test_torch_takes_the_set() -> None:
     """Its operations are those of processors without AVX."""
-    words = [sys.executable, "-c", "from relpos_fairseq.benchmarks import workload as i;"]
+    words = [sys.executable, "-c", "from relpos_fairseq.lab.benchmarks import workload as i;"]
     words[-1] += "print(i.instruction_sets_in_use())"
     given = workload.of_environment("sse2")
     paths = {"PYTHONPATH": str(workload.PACKAGE_ROOT)}

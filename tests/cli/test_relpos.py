@@ -136,9 +136,9 @@ def test_pip_installs_the_command():
 
 def test_what_parsers_offer_is_what_jobs_take():
     """Parsers are torch-free, so what they offer is written once more in them."""
-    from relpos_fairseq.comparison.protocols import PROTOCOLS
     from relpos_fairseq.data.answer_spans import LONG_QUESTION
     from relpos_fairseq.evaluation.xtreme import FLAGS
+    from relpos_fairseq.lab.comparison.protocols import PROTOCOLS
     from relpos_fairseq.metrics.answer_scores import METRICS
     from relpos_fairseq.saved.identity import POSITION_FIELDS
     from relpos_fairseq.tasks.question_answering_config import UNANSWERABLE

@@ -24,17 +24,17 @@ from conftest import ROOT
 
 from helpers import FULL, warm
 from relpos_fairseq.cli.main import main as relpos
-from relpos_fairseq.comparison import run as run_module
-from relpos_fairseq.comparison import scheduling, training_run
-from relpos_fairseq.comparison.results import ResultStore
-from relpos_fairseq.comparison.scheduling import Comparison
-from relpos_fairseq.comparison.scores import pack, same_inputs, unpack
-from relpos_fairseq.comparison.spec import make_spec
-from relpos_fairseq.comparison.tasks.base import Scored, Workspace
 from relpos_fairseq.io.errors import BusyError, ToolError, UserError
 from relpos_fairseq.io.files import write_json
 from relpos_fairseq.io.processes import Fork, in_fork, wait_for
 from relpos_fairseq.io.stages import locked
+from relpos_fairseq.lab.comparison import run as run_module
+from relpos_fairseq.lab.comparison import scheduling, training_run
+from relpos_fairseq.lab.comparison.results import ResultStore
+from relpos_fairseq.lab.comparison.scheduling import Comparison
+from relpos_fairseq.lab.comparison.scores import pack, same_inputs, unpack
+from relpos_fairseq.lab.comparison.spec import make_spec
+from relpos_fairseq.lab.comparison.tasks.base import Scored, Workspace
 
 SMALL = {
     "seeds": 2,

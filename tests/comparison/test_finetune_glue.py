@@ -23,15 +23,18 @@ from helpers.commands import call, relpos, relpos_job
 from helpers.glue_data import write_glue, write_tokenizer
 from helpers.recipes import composed
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
-from relpos_fairseq.comparison import scheduling
-from relpos_fairseq.comparison.choices import choose
-from relpos_fairseq.comparison.protocols import PROTOCOLS, average_score, metrics_cell, updates_of
-from relpos_fairseq.comparison.results import ResultStore
-from relpos_fairseq.comparison.run import Run
-from relpos_fairseq.comparison.scores import METRICS
-from relpos_fairseq.comparison.spec import read_spec
-from relpos_fairseq.comparison.tasks import base
-from relpos_fairseq.comparison.tasks.glue import (
+from relpos_fairseq.core.config import resolve
+from relpos_fairseq.core.options import AttentionShape
+from relpos_fairseq.io.errors import ToolError
+from relpos_fairseq.lab.comparison import scheduling
+from relpos_fairseq.lab.comparison.choices import choose
+from relpos_fairseq.lab.comparison.protocols import PROTOCOLS, average_score, metrics_cell, updates_of
+from relpos_fairseq.lab.comparison.results import ResultStore
+from relpos_fairseq.lab.comparison.run import Run
+from relpos_fairseq.lab.comparison.scores import METRICS
+from relpos_fairseq.lab.comparison.spec import read_spec
+from relpos_fairseq.lab.comparison.tasks import base
+from relpos_fairseq.lab.comparison.tasks.glue import (
     METRIC_NAMES,
     MODEL_FLAG,
     PRETRAINED,
@@ -42,11 +45,8 @@ from relpos_fairseq.comparison.tasks.glue import (
     statistics_of,
     takes_any_length,
 )
-from relpos_fairseq.comparison.tasks.registry import make_tasks
-from relpos_fairseq.comparison.training_run import TrainingLog
-from relpos_fairseq.core.config import resolve
-from relpos_fairseq.core.options import AttentionShape
-from relpos_fairseq.io.errors import ToolError
+from relpos_fairseq.lab.comparison.tasks.registry import make_tasks
+from relpos_fairseq.lab.comparison.training_run import TrainingLog
 from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.preparation.glue_tasks import GLUE, TASKS
 
@@ -432,7 +432,7 @@ def test_interrupted_run_goes_on_to_the_same_result(tmp_path, glue, pretrained):
     more = ["--tasks", "RTE", "--lr", "1e-2", "--epochs", "2", "--keep-models"]
     models = [f"small={pretrained}"]
     relpos_job("finetune", "glue", *arguments(glue, tmp_path / "whole", models, *more))
-    task, fairseq = "relpos_fairseq.comparison.tasks.base", base.fairseq
+    task, fairseq = "relpos_fairseq.lab.comparison.tasks.base", base.fairseq
 
     def interrupted(tool, given, *rest):
         """End after the first epoch as if killed."""

@@ -13,11 +13,11 @@ from helpers.commands import call, relpos, relpos_job
 from helpers.glue_data import write_xnli
 from helpers.questions import make_data, make_file
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
-from relpos_fairseq.comparison.choices import choose
-from relpos_fairseq.comparison.protocols import PROTOCOLS
-from relpos_fairseq.comparison.run import Run
-from relpos_fairseq.comparison.tasks import glue
-from relpos_fairseq.comparison.tasks.glue import MODEL_FLAG, count_windows
+from relpos_fairseq.lab.comparison.choices import choose
+from relpos_fairseq.lab.comparison.protocols import PROTOCOLS
+from relpos_fairseq.lab.comparison.run import Run
+from relpos_fairseq.lab.comparison.tasks import glue
+from relpos_fairseq.lab.comparison.tasks.glue import MODEL_FLAG, count_windows
 
 SHORT = ["--seeds", "1", "2", "--max-update", "3", "--train-flags=--num-workers 0"]
 SHORT += ["--squad-flags=--tokens-per-sample 64 --doc-stride 16"]

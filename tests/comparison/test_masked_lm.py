@@ -10,10 +10,10 @@ import yaml
 from helpers.commands import relpos, relpos_job
 from helpers.glue_data import write_glue
 from helpers.questions import make_data
-from relpos_fairseq.comparison.scheduling import Comparison
-from relpos_fairseq.comparison.scores import unpack
-from relpos_fairseq.comparison.tasks import masked_lm
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.lab.comparison.scheduling import Comparison
+from relpos_fairseq.lab.comparison.scores import unpack
+from relpos_fairseq.lab.comparison.tasks import masked_lm
 
 WIDTHS = {"encoder-embed-dim": 16, "encoder-ffn-embed-dim": 24, "encoder-attention-heads": 2}
 RTE = {"kind": "glue", "name": "RTE", "data": "x"}

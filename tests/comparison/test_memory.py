@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from helpers.commands import relpos_job
-from relpos_fairseq.comparison.reporting import html_page, markdown
-from relpos_fairseq.comparison.scheduling import Comparison
-from relpos_fairseq.comparison.spec import make_spec
-from relpos_fairseq.comparison.summary import summarise
-from relpos_fairseq.comparison.tasks.memory import TRAINED, WINDOWS, effective_contexts, losses_of
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.lab.comparison.reporting import html_page, markdown
+from relpos_fairseq.lab.comparison.scheduling import Comparison
+from relpos_fairseq.lab.comparison.spec import make_spec
+from relpos_fairseq.lab.comparison.summary import summarise
+from relpos_fairseq.lab.comparison.tasks.memory import TRAINED, WINDOWS, effective_contexts, losses_of
 
 TINY = {"decoder-layers": 2, "decoder-embed-dim": 16, "decoder-ffn-embed-dim": 16, "decoder-attention-heads": 2}
 TRAIN = {"max-update": 3, "warmup-updates": 1, "batch-size": 4, "save-interval-updates": 2, **TINY}

@@ -10,10 +10,10 @@ import pytest
 from sacrebleu.metrics import BLEU
 
 from relpos_fairseq.cli.quickstart import Quickstart
-from relpos_fairseq.comparison import quickstart
-from relpos_fairseq.comparison.run import packed_scores
-from relpos_fairseq.comparison.scores import of_translations
-from relpos_fairseq.comparison.tasks.base import Scored
+from relpos_fairseq.lab.comparison import quickstart
+from relpos_fairseq.lab.comparison.run import packed_scores
+from relpos_fairseq.lab.comparison.scores import of_translations
+from relpos_fairseq.lab.comparison.tasks.base import Scored
 
 LINES = ["ein Haus steht hier", "zwei Hunde sehen uns"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from relpos_fairseq.comparison import results
-from relpos_fairseq.comparison.results import ARCHIVE, ResultStore
-from relpos_fairseq.comparison.scores import unpack
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import TEMPORARY, write_json
 from relpos_fairseq.io.processes import Fork, in_fork
+from relpos_fairseq.lab.comparison import results
+from relpos_fairseq.lab.comparison.results import ARCHIVE, ResultStore
+from relpos_fairseq.lab.comparison.scores import unpack
 
 SETTINGS = {"task": {"kind": "copy"}, "train": {"lr": 1}}
 MEASURED = dict.fromkeys(("parameters", "tokens_per_second", "seconds", "processor_seconds", "megabytes"), 1)

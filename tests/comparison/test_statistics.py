@@ -12,8 +12,8 @@ from scipy.stats import pearsonr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from helpers import ROOT
-from relpos_fairseq.comparison import scores, statistics
-from relpos_fairseq.comparison.scores import METRICS
+from relpos_fairseq.lab.comparison import scores, statistics
+from relpos_fairseq.lab.comparison.scores import METRICS
 
 EXACT = METRICS["exact match"]
 

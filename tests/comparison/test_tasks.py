@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sacrebleu.metrics import BLEU
 
-from relpos_fairseq.comparison.scores import METRICS
-from relpos_fairseq.comparison.tasks.encoder_decoder import scan_commands
-from relpos_fairseq.comparison.tasks.registry import kinds, make_task
+from relpos_fairseq.lab.comparison.scores import METRICS
+from relpos_fairseq.lab.comparison.tasks.encoder_decoder import scan_commands
+from relpos_fairseq.lab.comparison.tasks.registry import kinds, make_task
 
 NO_FLAGS = {"train": {}, "generate": {}}
 

@@ -18,12 +18,12 @@ import torch.nn.functional as F  # noqa: N812
 
 from helpers.commands import QUIET, USER_DIR, call, relpos
 from helpers.segment_corpus import TASK, TRAIN, train, write_corpus
-from relpos_fairseq.benchmarks import language_models as benchmark_lm
 from relpos_fairseq.data.streams.dataset import read_stream
 from relpos_fairseq.evaluation import language_model, length
 from relpos_fairseq.evaluation import perplexity as by_token
 from relpos_fairseq.evaluation.language_model import Dynamic, score_dynamic
 from relpos_fairseq.io.command import CONTINUE
+from relpos_fairseq.lab.benchmarks import language_models as benchmark_lm
 
 
 @pytest.fixture(scope="module")

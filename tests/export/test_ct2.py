@@ -20,10 +20,10 @@ from fairseq.sequence_generator import SequenceGenerator
 from helpers.commands import relpos, train
 from helpers.lm_models import randomized
 from helpers.models import small_model, small_task
-from relpos_fairseq.benchmarks import serving
 from relpos_fairseq.export import ct2
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.lab.benchmarks import serving
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
 HELD = "none sinusoidal learned sentence shaw shaw_keys rope t5 rel_scalar alibi sandwich kerple log_cpb".split()

@@ -411,7 +411,7 @@ def test_malformed_released_models(tmp_path, capsys):
 
 def test_malformed_specifications(tmp_path, capsys):
     """YAML that is none, and YAML that says something else than a comparison."""
-    from relpos_fairseq.comparison.spec import read_spec
+    from relpos_fairseq.lab.comparison.spec import read_spec
 
     path = tmp_path / "bad.yaml"
 

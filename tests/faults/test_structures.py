@@ -263,13 +263,13 @@ def _sentencepiece(path: Path) -> None:
 
 
 def _spec(path: Path) -> None:
-    from relpos_fairseq.comparison.spec import read_spec
+    from relpos_fairseq.lab.comparison.spec import read_spec
 
     read_spec(path)
 
 
 def _archive(path: Path) -> None:
-    from relpos_fairseq.comparison.results import read_archive
+    from relpos_fairseq.lab.comparison.results import read_archive
 
     read_archive(path)
 
@@ -320,7 +320,7 @@ def _table(path: Path) -> None:
 
 
 def _csv(path: Path) -> None:
-    from relpos_fairseq.benchmarks.measurement import read_csv
+    from relpos_fairseq.lab.benchmarks.measurement import read_csv
 
     read_csv(path)
 

@@ -23,8 +23,8 @@ import torch
 
 from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.attention import triton as backend
-from relpos_fairseq.benchmarks.candidates import SchemeCandidate
-from relpos_fairseq.benchmarks.workload import AttentionSetting
+from relpos_fairseq.lab.benchmarks.candidates import SchemeCandidate
+from relpos_fairseq.lab.benchmarks.workload import AttentionSetting
 from relpos_fairseq.schemes import schemes_for
 
 CAPABILITY = 90  # an H100's and H200's

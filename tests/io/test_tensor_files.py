@@ -112,7 +112,7 @@ ALLOWED = {
     "io/indexed.py": "the reader of binarised text",
     "formats/pickles.py": "the reader of objects of any class, whose errors are lines too",
     "preparation/cleaning.py": "records that this process has just written",
-    "comparison/tasks/classification.py": "outputs that this process's child has just written",
+    "lab/comparison/tasks/classification.py": "outputs that this process's child has just written",
     "data/streams/dataset.py": "a text that was checked when it was opened, and its sidecar",
 }
 

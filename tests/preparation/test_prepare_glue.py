@@ -19,9 +19,9 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from helpers.folders import contents, prepare, prepare_status
 from helpers.glue_data import LABELS, LAYOUTS, write_glue, write_tokenizer, write_xnli
-from relpos_fairseq.comparison.protocols import majority
 from relpos_fairseq.evaluation import classification
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.lab.comparison.protocols import majority
 from relpos_fairseq.preparation import glue as binarise
 from relpos_fairseq.preparation import glue as stages
 from relpos_fairseq.preparation import glue_tasks

@@ -16,8 +16,8 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
-from relpos_fairseq.comparison.tasks import parallel_text as quickstart_corpus
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.lab.comparison.tasks import parallel_text as quickstart_corpus
 from relpos_fairseq.preparation import cleaning
 from relpos_fairseq.preparation.binarise import count_dictionary
 from relpos_fairseq.preparation.cleaning import Cleaner, Filter, Limits, sampled

@@ -18,7 +18,7 @@ import pytest
 
 from helpers import FULL, ROOT
 from helpers.commands import SMALL, TRAIN, Corpus, child_environment
-from relpos_fairseq.comparison.run import code_version
+from relpos_fairseq.lab.comparison.run import code_version
 
 SITE = Path(sysconfig.get_path("purelib"))
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -137,7 +137,7 @@ def test_a_wheel_serves_any_folder(programs: Path, corpus: Corpus, tmp_path: Pat
     assert "done training" in train_elsewhere(programs, corpus, tmp_path)
     path = Path(run(programs / "relpos", "path", cwd=tmp_path).strip())
     assert path.is_relative_to(programs.parent.resolve()) and (path / "examples" / "quickstart.sh").is_file()
-    version = "from relpos_fairseq.comparison.run import code_version; print(code_version())"
+    version = "from relpos_fairseq.lab.comparison.run import code_version; print(code_version())"
     assert run(programs / "python", "-c", version, cwd=tmp_path).splitlines()[-1] == code_version()
 
 
