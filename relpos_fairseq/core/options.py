@@ -277,7 +277,7 @@ def declared_options() -> tuple[Option, ...]:
     here = Path(__file__).parent
     kinds = {kind.__name__: kind for kind in (Number, Factor, Factors, Choice)}
     found = []
-    for file in (Path(__file__), here / "rotation.py", *(here / "schemes").glob("*.py")):
+    for file in (Path(__file__), here / "rotation.py", *(here.parent / "schemes").glob("*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             call = getattr(node, "value", None)
             if isinstance(call, ast.Call) and (kind := kinds.get(getattr(call.func, "id", ""))):
