@@ -34,7 +34,7 @@ from relpos_fairseq.io.packages import require
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.nn.packed import BFloat16Linear
 
-PACKAGE = Path(__file__).resolve().parent.parent
+PACKAGE = Path(__file__).resolve().parents[2]
 TIMED = re.compile(r"Translated .*?\(([\d.]+) sentences/s")
 COMPARED = 64  # sentences on which an export is compared with the checkpoint
 Lines = list[list[str]]  # symbols of each sentence
