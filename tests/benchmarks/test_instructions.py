@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers import ROOT
 from helpers.commands import relpos
 from relpos_fairseq.attention import native
 from relpos_fairseq.io import processor
@@ -64,7 +65,7 @@ def test_torch_takes_the_set() -> None:
     words = [sys.executable, "-c", "from relpos_fairseq.lab.benchmarks import workload as i;"]
     words[-1] += "print(i.instruction_sets_in_use())"
     given = workload.of_environment("sse2")
-    paths = {"PYTHONPATH": str(workload.PACKAGE_ROOT)}
+    paths = {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, env={**os.environ, **paths, **given}, capture_output=True)
     assert done.stdout.decode().strip() == "kernel for x86-64-v2 and torch for DEFAULT"
 
