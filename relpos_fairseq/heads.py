@@ -97,6 +97,7 @@ class OwnHead:
     name: str
     outputs: int
     trained: bool  # whether the model's task trained it, and it reads that task's input
+    called: str  # its name for `--head`, with its place before it where another kind has the name too
 
     @property
     def prefix(self) -> str:
@@ -110,11 +111,14 @@ _OUTPUTS = re.compile(r"(\w+_heads)\.([^.]+)\.out_proj\.weight")
 def heads_in(state: Mapping[str, Tensor], task: Mapping[str, Any]) -> list[OwnHead]:
     """Return the heads of a relpos_roberta by kind and name, from its tensors and the options of its task."""
     classifier, found = classifier_of(task), []
-    for place, name in sorted(match.groups() for key in state if (match := _OUTPUTS.fullmatch(key))):
+    places = sorted(match.groups() for key in state if (match := _OUTPUTS.fullmatch(key)))
+    names = [name for _, name in places]
+    for place, name in places:
         head = {SPANS.place: SPANS, TOKENS.place: TOKENS}.get(place, CLASSIFIER)
         trained = head is CLASSIFIER and name == classifier
         head = CHOICES if trained and task.get("_name") == RANKING else head
-        found.append(OwnHead(head, name, len(state[f"{place}.{name}.out_proj.weight"]), trained))
+        called = name if names.count(name) == 1 else f"{place}.{name}"
+        found.append(OwnHead(head, name, len(state[f"{place}.{name}.out_proj.weight"]), trained, called))
     return found
 
 

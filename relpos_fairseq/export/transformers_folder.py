@@ -146,14 +146,14 @@ def heads_of(source: SavedModel, wanted: str | None) -> list[OwnHead]:
         UserError: the head does not exist, or there are several to choose from.
     """
     found, trained = source.heads, any(one.trained for one in source.heads)
-    if wanted is not None and wanted not in [one.name for one in found]:
-        raise UserError(f"--head {wanted}: {source.path} has {', '.join(one.name for one in found) or 'no head'}")
+    if wanted is not None and wanted not in [one.called for one in found]:
+        raise UserError(f"--head {wanted}: {source.path} has {', '.join(one.called for one in found) or 'no head'}")
     if wanted:
-        found = [one for one in found if one.name == wanted]
+        found = [one for one in found if one.called == wanted]
     elif trained:
         found = [one for one in found if one.trained or one.head.place != CLASSIFIER.place]
-    spans = [one.name for one in found if one.head is SPANS]
-    classifiers = [one.name for one in found if one.head is not SPANS]  # one config.json names the classes of one
+    spans = [one.called for one in found if one.head is SPANS]
+    classifiers = [one.called for one in found if one.head is not SPANS]  # one config.json names the classes of one
     for names in (spans, classifiers):
         if len(names) > 1:
             raise UserError(f"{source.path} has the heads {', '.join(names)}: name one by --head")

@@ -33,9 +33,9 @@ from relpos_fairseq.conversion.report import (
 from relpos_fairseq.formats.base import read
 from relpos_fairseq.formats.huggingface_export import (
     check_written,
+    chosen_head,
     export_order,
     outputs_of_folder,
-    own_head,
     save_hf,
     to_hf,
 )
@@ -392,7 +392,8 @@ def to_huggingface(job: Job, source: SavedModel, log: Log) -> Result:
     vocabulary = export_order(source)
     if not vocabulary.made:
         log(f"note      no tokenizer beside {source.path}: the folder gets none; --data names a folder that has it")
-    head = job.head or own_head(source)
+    head = chosen_head(source, job.head)
+    chosen = head.name if head else None
     config, weights, report = to_hf(source, FAMILIES[job.to.removeprefix("hf-")].name, vocabulary, head)
     report.compared = transformers_release()
     probe = _probe(job, source, source.values, report.longest)
@@ -403,10 +404,10 @@ def to_huggingface(job: Job, source: SavedModel, log: Log) -> Result:
         write_texts(place, vocabulary.files | source.kept_files, vocabulary.made)
 
     def run(place: Path) -> tuple[Outputs, Outputs]:
-        return outputs_of_folder(place, kind, weights, source, vocabulary, probe, head)
+        return outputs_of_folder(place, kind, weights, source, vocabulary, probe, chosen)
 
     def finish(place: Path, differences: dict[str, float], log: Log) -> None:
         longest = int(source.values["max_positions"])
-        log(f"closing   {check_written(place, source, kind, config, vocabulary.rows, longest, head)}")
+        log(f"closing   {check_written(place, source, kind, config, vocabulary.rows, longest, chosen)}")
 
     return Result(source, report, probe, run, begin, finish)

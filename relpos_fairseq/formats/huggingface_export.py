@@ -43,6 +43,7 @@ from relpos_fairseq.heads import (
     SPANS,
     TOKENS,
     Head,
+    OwnHead,
 )
 from relpos_fairseq.saved.identity import plan_of
 from relpos_fairseq.saved.model import SavedModel
@@ -56,7 +57,7 @@ from relpos_fairseq.text.transformers_files import tried_ids
 
 
 def to_hf(
-    source: SavedModel, family_name: str, vocabulary: Vocabulary, head: str | None
+    source: SavedModel, family_name: str, vocabulary: Vocabulary, head: OwnHead | None
 ) -> tuple[dict[str, Any], dict[str, Tensor], ConversionReport]:
     """Return config.json, tensors and a conversion report of a Hugging Face model that computes what `source` does.
 
@@ -64,10 +65,10 @@ def to_hf(
         source: the relpos_roberta.
         family_name: `bert` or `roberta`.
         vocabulary: the order of the embedding's rows in the Hugging Face model.
-        head: name of the classification or span head to export; None: the masked LM head.
+        head: the one of its heads that is exported; None: the masked LM head.
 
     Raises:
-        ConversionError: Hugging Face's architecture cannot express the model, or the model has no such head.
+        ConversionError: Hugging Face's architecture cannot express the model.
     """
     family = FAMILIES[family_name]
     _check(source, family)
@@ -174,36 +175,38 @@ def _positions(scheme: type[PositionScheme], state: State, source: SavedModel, f
     return length
 
 
-def own_head(source: SavedModel) -> str | None:
-    """Return our name of the head with which a folder was read, for the way back; None: another head, or no folder."""
-    mine = [one.name for one in source.heads if one.head.suffix == source.origin.head]
-    return mine[0] if len(mine) == 1 else None
-
-
-def _take_head(
-    source: SavedModel, state: State, family: Family, head: str | None, report: ConversionReport
-) -> tuple[Head, dict[str, Tensor]]:
-    """Leave one head in `state`, under the name that the library's has here.
-
-    Without a name of a head, this is the masked LM head, or what the source was before it was converted.
-
-    Returns:
-        The kind of the head, and tensors by the library's names that the source keeps for it.
+def chosen_head(source: SavedModel, wanted: str | None) -> OwnHead | None:
+    """Return the head of that name, or that with which a folder was read, for the way back; None: the masked LM's.
 
     Raises:
         ConversionError: the model has no head of that name.
     """
-    found = {one.name: one for one in source.heads}
-    if head is not None and head not in found:
-        raise ConversionError(f"--head {head}: the model has {', '.join(found) or 'no head but the masked LM'}")
+    found = {one.called: one for one in source.heads}
+    if wanted is not None and wanted not in found:
+        raise ConversionError(f"--head {wanted}: the model has {', '.join(found) or 'no head but the masked LM'}")
+    mine = [one for one in source.heads if one.head.suffix == source.origin.head]
+    return found[wanted] if wanted else mine[0] if len(mine) == 1 else None
+
+
+def _take_head(
+    source: SavedModel, state: State, family: Family, head: OwnHead | None, report: ConversionReport
+) -> tuple[Head, dict[str, Tensor]]:
+    """Leave one head in `state`, under the name that the library's has here.
+
+    Without a head, this is the masked LM head, or what the source was before it was converted.
+
+    Returns:
+        The kind of the head, and tensors by the library's names that the source keeps for it.
+    """
     starts = tuple(one.prefix for one in source.heads)
     taken = {name: state.pop(name) for name in list(state) if name.startswith(starts)}
     same = source.origin.family in FAMILIES and FAMILIES[source.origin.family].prefix == family.prefix
     kept = {name: value.clone() for name, value in source.origin.kept.items()} if same else {}
     if not same:
         report.dropped += [f"tensor {name}: {family.name} has none" for name in source.origin.kept]
+    left = sorted(one.called for one in source.heads if one != head)
+    report.dropped += [f"head {name}: --head {name} exports it" for name in left]
     if head is None:
-        report.dropped += [f"head {left}: --head {left} exports it" for left in sorted(found)]
         if not (same and source.origin.head == MODEL.suffix):
             return PRE_TRAINING if any(matching(name, [NEXT_SENTENCE]) for name in kept) else MASKED_LM, kept
     for name in [name for name in state if name.startswith("encoder.lm_head.")]:
@@ -211,7 +214,7 @@ def _take_head(
     if head is None:
         return MODEL, kept
     report.step("the masked LM head is left out")
-    kind, mine = found[head].head, found[head].prefix
+    kind, mine = head.head, head.prefix
     state |= {kind.prefix + name.removeprefix(mine): value for name, value in taken.items() if name.startswith(mine)}
     made = Names(family.classifier(kind))
     return kind, {name: value for name, value in kept.items() if made.ours(family.plain(name)) is None}

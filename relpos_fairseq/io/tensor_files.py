@@ -27,6 +27,7 @@ from relpos_fairseq.io.reading import ordinary, reading
 PACKAGE = __name__.partition(".")[0]
 REMEDY = "copy it again, or give the data, options and version of its training"
 OF_SYSTEM = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+REPEATED = 1 << 30  # bytes up to which a tensor may be few numbers again and again, as `expand` makes it
 OPAQUE = "_extra_state"  # the end of a name under which a module may keep what it likes
 
 
@@ -127,7 +128,7 @@ def _of_model(model: Mapping[Any, Any]) -> Iterator[str]:
         elif value.layout is not torch.strided or value.is_quantized or value.is_complex() or value.is_meta:
             kind = value.dtype if value.layout is torch.strided else value.layout
             yield f"{name} is a tensor of {'no data' if value.is_meta else kind}, and must be one of plain numbers"
-        elif value.numel() * value.element_size() > value.untyped_storage().nbytes():  # few numbers again and again
+        elif value.numel() * value.element_size() > max(value.untyped_storage().nbytes(), REPEATED):
             yield f"{name} has {value.numel():,} numbers, more than the file holds"
         elif name.endswith(("weight", "bias")) and not value.is_floating_point():  # which loading would round
             yield f"{name} is a tensor of {value.dtype}, and must be one of floating-point numbers"

@@ -18,7 +18,7 @@ TASKS = {
         "task": {"_name": "sentence_prediction", "classification_head_name": "mine", "init_token": 0},
     },
     "fill": {},
-    "answer": {"spans": True, "task": {"_name": "question_answering", "span_head_name": "question_answering"}},
+    "answer": {"spans": True, "task": {"_name": "question_answering", "span_head_name": "spans"}},
 }
 
 

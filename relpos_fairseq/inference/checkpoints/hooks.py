@@ -121,7 +121,9 @@ def install_text_hub() -> None:
         place = folder / data_name_or_path if data_name_or_path[:1] == "." else Path(data_name_or_path)
         if data_name_or_path == "." and text_folders(folder):
             data_name_or_path = str(SavedModel.read(first, mapped=True).find_text(None).absolute())
-        elif place.is_dir() and first.is_file():
+        elif first.is_file() and data_name_or_path not in (archive_map or {}) and "://" not in str(place):
+            if not place.is_dir():
+                raise UserError(f"{place} is no folder of data: name the one of {first}'s training, or leave it out")
             SavedModel.read(first, mapped=True).check_text(place)
         if kwargs.get("bpe") == GPT2 and (place := tokenizer_folder(folder / data_name_or_path)):
             kwargs |= {"bpe": "relpos", "tokenizer_folder": str(place.absolute())}
