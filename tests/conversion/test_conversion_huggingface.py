@@ -12,7 +12,7 @@ import transformers
 
 from helpers.bert_formula import Reference, weights_of
 from helpers.conversion import ROWS, config, random_state
-from helpers.formats import DEBERTAS, HEAD, change, change_tensors, deberta, encoder, pieces
+from helpers.formats import DEBERTAS, HEAD, MORE_PIECES, bert, change, change_tensors, deberta, encoder, pieces
 from relpos_fairseq.conversion import ConversionError
 from relpos_fairseq.conversion.report import Probe
 from relpos_fairseq.formats import huggingface_folder as hf_folder
@@ -28,15 +28,7 @@ from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
 from relpos_fairseq.text.assets import asset_files_of
 
-PIECES = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
-PIECES += [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwx"]  # 40 of them
 KINDS = ("absolute", "relative_key", "relative_key_query")
-
-
-def bert(folder: Path, kind: str = "absolute", suffix: str = "ForMaskedLM", **values):
-    """A random BERT of other options than the defaults."""
-    sizes = {"max_position_embeddings": 24, "layer_norm_eps": 1e-6, "hidden_act": "gelu_new"}
-    return encoder(folder, f"Bert{suffix}", PIECES, **sizes, **values, position_embedding_type=kind)
 
 
 def roberta(folder: Path, kind: str = "absolute", suffix: str = "ForMaskedLM", rows: float = 0, **values):
@@ -324,7 +316,7 @@ def test_a_vocabulary_without_mask_gets_one():
 
 
 def test_rows_beyond_the_vocabulary_are_madeupwords(tmp_path):
-    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    (tmp_path / "vocab.txt").write_text("\n".join(MORE_PIECES) + "\n")
     notes: list[str] = []
     vocabulary = of_folder(tmp_path, {"vocab_size": 43, "model_type": "bert"}, notes)
     assert vocabulary.symbols[-3:] == ["madeupword0000", "madeupword0001", "madeupword0002"]

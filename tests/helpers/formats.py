@@ -24,6 +24,7 @@ from helpers.opennmt import SPECIAL, OpenNMT
 HEAD = "sentence_classification_head"
 LETTERS = [chr(number) for number in range(ord("a"), ord("z") + 1)]
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *"012345678"]
+MORE_PIECES = ["[PAD]", "[unused0]", *PIECES[1:5], *"abcdefghij", *(f"##{letter}" for letter in LETTERS[:-2])]
 WORDPIECES = [*PIECES[:5], *LETTERS, *(f"##{letter}" for letter in LETTERS)]
 TEXTS = [f"the {a} {b}s a {c}" for a in ("old", "new") for b in ("see", "hear") for c in ("house", "horse", "mouse")]
 SIZES = {
@@ -72,6 +73,12 @@ def encoder(folder: Path, cls: str, pieces: list[str] | None = PIECES, **values:
         of = "DistilBert" if family == "DistilBert" else "Bert"
         change(folder / "tokenizer_config.json", tokenizer_class=f"{of}Tokenizer")
     return model
+
+
+def bert(folder: Path, kind: str = "absolute", suffix: str = "ForMaskedLM", **values: Any):
+    """A random BERT of other options than the defaults, with words of several pieces."""
+    sizes = {"max_position_embeddings": 24, "layer_norm_eps": 1e-6, "hidden_act": "gelu_new"}
+    return encoder(folder, f"Bert{suffix}", MORE_PIECES, **sizes, **values, position_embedding_type=kind)
 
 
 def deberta(folder: Path, name: str, cls: str = "ForMaskedLM"):
