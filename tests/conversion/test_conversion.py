@@ -91,6 +91,7 @@ def test_a_scheme_is_added_at_neutral_values(scheme):
     assert moved >= known - {"theta"} - constant.get(scheme, set())
 
 
+OFF = {"position_reset_cls": "off", "position_share": "none"}
 RULES = [
     ("shaw_keys", "shaw", {}),
     ("m1", "m2", {}),
@@ -100,9 +101,9 @@ RULES = [
     ("shaw_keys", "deberta", {}),
     ("m4", "deberta", {}),
     ("tupe_a", "tupe", {}),
-    ("rel_scalar", "tupe", {"position_reset_cls": "off", "position_share": "none"}),
-    ("abs_scalar", "tupe_a", {"position_reset_cls": "off", "position_share": "none"}),
-    ("abs_scalar", "tupe", {"position_reset_cls": "off", "position_share": "none"}),
+    ("rel_scalar", "tupe", OFF),
+    ("abs_scalar", "tupe_a", OFF),
+    ("abs_scalar", "tupe", OFF),
     ("sinusoidal", "learned", {}),
     ("alibi", "fox", {}),
     ("alibi", "alibi_learned", {"position_alibi_form": "symmetric"}),
@@ -134,7 +135,6 @@ def test_every_rule_is_tested():
 
 
 CLIP = {"position_clip_distance": "3"}
-OFF = {"position_reset_cls": "off", "position_share": "none"}
 GAIN, INSIDE = {"position_scalar_gain": "4"}, {"position_scalars": "inside"}
 ONE, FIFTH, BOTH = ({"position_projections": "one"}, {"position_scale": "5"}, {"position_share": "both"})
 CLIPPED = "shaw_keys shaw m2 m3 m4 m4m deberta tupe rel_scalar".split()
@@ -167,8 +167,6 @@ EXACT = [
     ("m4", {"position_share": "layers"}, "m4", {"position_share": "none"}),
     # Another scale is folded in.
     *((name, {}, name, FIFTH) for name in SCALED),
-    # Decay over 0 tokens is none.
-    ("rope", {}, "xpos", {"position_xpos_base": "0"}),
     # What an option adds does nothing at zero.
     *(("transformer_xl", biased(kind), "transformer_xl", biased("on")) for kind in ("off", "shared", "u", "v")),
     ("abs_scalar", {"position_rank": "3"}, "abs_scalar", {"position_rank": "5"}),
