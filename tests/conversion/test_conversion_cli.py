@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.commands import call, load
-from helpers.conversion import ROWS, fairseq_roberta, model_of
+from helpers.conversion import ROWS, as_plain, fairseq_roberta, model_of
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
 from relpos_fairseq.conversion.report import Probe
 from relpos_fairseq.formats.base import FORMATS, read_encoder
@@ -176,24 +176,6 @@ def pretrained(packed, tmp_path_factory) -> dict[str, Path]:
     paths["plain"] = folder / "plain.pt"
     torch.save(as_plain(load(paths["learned"])), paths["plain"])
     return paths
-
-
-def as_plain(checkpoint: dict) -> dict:
-    """One of ours with learned positions as fairseq's own RoBERTa writes it."""
-    state = {}
-    for key, value in checkpoint["model"].items():
-        if key.endswith("positions.shared.0.table"):
-            value = torch.cat([value.new_zeros(2, value.size(1)), value])
-            key = "encoder.sentence_encoder.embed_positions.weight"
-        if not key.endswith("scheme_version"):
-            state[key] = value
-    options = {
-        key: value
-        for key, value in checkpoint["cfg"]["model"].items()
-        if not key.startswith(("position_", "segment_", "num_segments", "clamp", "attention_ba"))
-    }
-    checkpoint["cfg"]["model"] = options | {"_name": "roberta"}
-    return checkpoint | {"model": state}
 
 
 def test_training_converts_a_plain_roberta_on_load(packed, pretrained, tmp_path):

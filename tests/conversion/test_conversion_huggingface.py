@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
-from helpers.bert_formula import Reference, weights_of
+from helpers.bert_formula import Reference, formula, weights_of
 from helpers.conversion import ROWS, config, random_state
-from helpers.formats import DEBERTAS, HEAD, MORE_PIECES, bert, change, change_tensors, deberta, encoder, pieces
+from helpers.formats import DEBERTAS, HEAD, MORE_PIECES, bert, change, change_tensors, deberta, pieces, roberta
 from relpos_fairseq.conversion import ConversionError
 from relpos_fairseq.conversion.report import Probe
 from relpos_fairseq.formats import huggingface_folder as hf_folder
@@ -31,18 +31,6 @@ from relpos_fairseq.text.assets import asset_files_of
 KINDS = ("absolute", "relative_key", "relative_key_query")
 
 
-def roberta(folder: Path, kind: str = "absolute", suffix: str = "ForMaskedLM", rows: float = 0, **values):
-    """A random RoBERTa without files of a tokenizer; its rows before position 0 and its token type are neutral."""
-    model = encoder(
-        folder, f"Roberta{suffix}", None, max_position_embeddings=26, position_embedding_type=kind, **values
-    )
-    with torch.no_grad():
-        model.roberta.embeddings.position_embeddings.weight[:2] = rows
-        model.roberta.embeddings.token_type_embeddings.weight.zero_()  # as in the released models
-    model.save_pretrained(folder)
-    return model
-
-
 @torch.no_grad()
 def compared(model, source, longest: int = 24) -> tuple[torch.Tensor, dict, Probe, dict]:
     """Outputs of transformers' model in its own order of rows, and ours, in fp64."""
@@ -53,27 +41,6 @@ def compared(model, source, longest: int = 24) -> tuple[torch.Tensor, dict, Prob
     theirs = model.double()(input_ids=rows[probe.tokens], attention_mask=probe.real.long(), token_type_ids=types)
     ours = outputs_of(build_roberta(source.values, source.state), probe.tokens, probe.segments)
     return theirs, ours, probe, formula(source, probe.tokens, probe.segments)
-
-
-def formula(source: SavedModel, tokens: torch.Tensor, segments: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Outputs of the library's equations, written anew, in fairseq's order of rows; transformers' are the same."""
-    read = hf_folder.read_folder(source.path, read_config(source.path))
-    rows = torch.tensor(source.origin.rows)
-    types = torch.zeros_like(tokens) if segments is None else segments
-    if len(read.state["token_types"]) == 1:
-        types = torch.zeros_like(tokens)
-    weights = weights_of(source.path, read.config, read.family.prefix)
-    found = Reference(read.config, weights, read.family.prefix).outputs(rows[tokens], tokens == 1, types)
-    if "logits" in found:
-        logits = found["logits"][..., rows.clamp(min=0)]
-        logits[..., rows < 0] = 0
-        found["logits"] = logits
-    theirs = source.outputs(tokens, segments)
-    assert theirs.keys() == found.keys()
-    for name, value in theirs.items():
-        apart = (value - found[name])[tokens != 1] if value.dim() == 3 else value - found[name]
-        assert apart.abs().max() < 1e-5
-    return found
 
 
 def assert_equal(model, source, close: float = 1e-5, formulas: float = 1e-10) -> None:

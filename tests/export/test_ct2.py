@@ -12,7 +12,6 @@ import ctranslate2
 import numpy as np
 import pytest
 import torch
-from export.test_transformers_generation import ending
 from fairseq.quantization_utils import quantize_model_scalar
 from fairseq.sequence_generator import SequenceGenerator
 
@@ -20,6 +19,7 @@ from helpers.commands import relpos, train
 from helpers.formats import change_checkpoint
 from helpers.lm_models import randomized
 from helpers.models import small_model, small_task
+from helpers.twins import ending
 from relpos_fairseq.benchmarks import serving
 from relpos_fairseq.export import ct2
 from relpos_fairseq.io.errors import UserError

@@ -8,57 +8,12 @@ import pytest
 import torch
 import transformers
 
-from helpers.lm_models import lm_config
-from helpers.models import small_config
-from helpers.roberta import SMALL
+from helpers import twins
+from helpers.twins import ANSWERS, CAUSAL, CHOICES, MEMORY, MODEL, SEQ2SEQ, built, drawn
 from relpos_fairseq.export import transformers as ours
-from relpos_fairseq.models.configs import RelPosRobertaConfig, RelPosTransformerLMConfig, RelPosTransformerXLConfig
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
-ROWS, SEGMENT = 24, 16
-CAUSAL, MEMORY, SEQ2SEQ = ours.RelPosForCausalLM, ours.RelPosWithMemoryForCausalLM, ours.RelPosForSeq2SeqLM
-MODEL, CHOICES, ANSWERS = ours.RelPosModel, ours.RelPosForMultipleChoice, ours.RelPosForQuestionAnswering
-ENCODERS = list(dict.fromkeys(ours.AUTO.values()))
-LANGUAGE = [CAUSAL, MEMORY]
-GENERATING = [*LANGUAGE, SEQ2SEQ]
-EVERY = [*ENCODERS, *GENERATING]
 TWO_WAY = [name for name in scheme_names() if not REGISTER[name].causal_only]
-
-
-def values_of(config, **values):
-    for name, value in values.items():
-        assert hasattr(config, name), name
-        setattr(config, name, value)
-    return {name: value for name, value in vars(config).items() if not name.startswith("_")}
-
-
-def built(cls, scheme="m4", **values):
-    """A small model of one of our classes, in fp64 and evaluation mode."""
-    torch.manual_seed(1)
-    if issubclass(cls, ours.RelPosPreTrained):
-        own = values_of(RelPosRobertaConfig(), **SMALL, max_positions=40, position_scheme=scheme, **values)
-        return cls(ours.RelPosConfig(own, ROWS, num_labels=3)).double().eval()
-    if cls is SEQ2SEQ:
-        own = values_of(small_config(position_scheme=scheme, **values))
-        return cls(ours.RelPosTranslationConfig(own, ROWS, source_rows=ROWS)).double().eval()
-    if cls is MEMORY:
-        values = {"tokens_per_sample": SEGMENT, "mem_len": 20, "position_scheme": "transformer_xl"} | values
-        return (
-            cls(ours.RelPosMemoryConfig(values_of(lm_config(RelPosTransformerXLConfig, **values)), ROWS))
-            .double()
-            .eval()
-        )
-    own = values_of(lm_config(RelPosTransformerLMConfig, position_scheme=scheme, **values))
-    return cls(ours.RelPosLanguageConfig(own, ROWS)).double().eval()
-
-
-def drawn(cls, length=7):
-    shape = (2, 3, length) if cls is CHOICES else (2, length)
-    draw = torch.Generator().manual_seed(5)
-    given = {"input_ids": torch.randint(4, ROWS, shape, generator=draw)}
-    if cls is SEQ2SEQ:
-        given["decoder_input_ids"] = torch.randint(4, ROWS, (2, 5), generator=draw)
-    return given
 
 
 def states_of(found, kind):
@@ -66,10 +21,10 @@ def states_of(found, kind):
 
 
 @pytest.mark.parametrize("normed_before", [False, True])
-@pytest.mark.parametrize("cls", EVERY)
+@pytest.mark.parametrize("cls", twins.EVERY)
 @torch.no_grad()
 def test_hidden_states_and_attentions(cls, normed_before):
-    sides = ["encoder"] * hasattr(cls, "stacks") if cls in ENCODERS else ["decoder"]
+    sides = ["encoder"] * hasattr(cls, "stacks") if cls in twins.ENCODERS else ["decoder"]
     model = built(cls, **{f"{side}_normalize_before": normed_before for side in sides})
     given = drawn(cls)
     plain, found = model(**given), model(**given, output_hidden_states=True, output_attentions=True)
@@ -87,7 +42,7 @@ def test_hidden_states_and_attentions(cls, normed_before):
         assert [part.shape for part in found.encoder_attentions] == [(2, 2, 7, 7)] * 2
         assert [part.shape for part in found.encoder_hidden_states] == [(2, 7, 16)] * 3
         assert torch.equal(found.encoder_hidden_states[-1], found.encoder_last_hidden_state)
-    if cls in LANGUAGE:
+    if cls in twins.LANGUAGE:
         scores = torch.nn.functional.linear(hidden[-1], model.get_output_embeddings().weight)
         torch.testing.assert_close(scores, found.logits)
     for name in ("output_attentions", "output_hidden_states"):
@@ -139,7 +94,7 @@ def test_attentions_over_segments():
     found = model(**given, output_attentions=True, output_hidden_states=True)
     torch.testing.assert_close(found.logits, model(**given).logits)
     distance = torch.arange(40)[:, None] - torch.arange(40)
-    far = distance > torch.arange(40)[:, None] % SEGMENT + 20
+    far = distance > torch.arange(40)[:, None] % twins.SEGMENT + 20
     for part in found.attentions:
         assert part.shape == (2, 2, 40, 40)
         assert bool((part > 0).eq(~far & (distance >= 0)).all())
@@ -150,7 +105,7 @@ def test_attentions_over_segments():
         model(**given, output_attentions=True)
 
 
-@pytest.mark.parametrize("cls", EVERY)
+@pytest.mark.parametrize("cls", twins.EVERY)
 @torch.no_grad()
 def test_return_dict(cls):
     model, given = built(cls), drawn(cls)
@@ -165,7 +120,7 @@ def test_return_dict(cls):
 
 
 @pytest.mark.parametrize("length", [7, 40])
-@pytest.mark.parametrize("cls", EVERY)
+@pytest.mark.parametrize("cls", twins.EVERY)
 @torch.no_grad()
 def test_inputs_embeds(cls, length):
     model, given = built(cls), drawn(cls, length)
@@ -181,13 +136,13 @@ def test_inputs_embeds(cls, length):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("cls", EVERY)
+@pytest.mark.parametrize("cls", twins.EVERY)
 @torch.no_grad()
 def test_resize_token_embeddings(cls, shared, tmp_path):
-    values = {"untie_weights_roberta": not shared} if cls in ENCODERS else {}
+    values = {"untie_weights_roberta": not shared} if cls in twins.ENCODERS else {}
     if cls is SEQ2SEQ:
         values = {"share_all_embeddings": shared, "share_decoder_input_output_embed": shared}
-    elif cls in LANGUAGE:
+    elif cls in twins.LANGUAGE:
         values = {"share_decoder_input_output_embed": shared}
     model, given = built(cls, **values), drawn(cls)
     model.config.tie_word_embeddings = shared
@@ -196,20 +151,20 @@ def test_resize_token_embeddings(cls, shared, tmp_path):
             model.resize_token_embeddings(30)
         return
     before = model(**given)[0]
-    for rows in (30, 20, ROWS + 8):
+    for rows in (30, 20, twins.ROWS + 8):
         assert len(model.resize_token_embeddings(rows).weight) == rows == model.config.vocab_size
-    assert len(model.get_output_embeddings().weight) == ROWS + 8
-    given["input_ids"][..., -1] = ROWS + 7
+    assert len(model.get_output_embeddings().weight) == twins.ROWS + 8
+    given["input_ids"][..., -1] = twins.ROWS + 7
     after = model(**given)[0]
     assert after.isfinite().all() and after.shape[:-1] == before.shape[:-1]
-    assert after.size(-1) == (ROWS + 8 if before.size(-1) == ROWS else before.size(-1))
+    assert after.size(-1) == (twins.ROWS + 8 if before.size(-1) == twins.ROWS else before.size(-1))
     model.save_pretrained(tmp_path)
     again = cls.from_pretrained(tmp_path).double().eval()
     torch.testing.assert_close(again(**given)[0], after, rtol=0, atol=1e-5)
     given["input_ids"][..., -1] = 19
     given["input_ids"] = given["input_ids"].clamp(max=19)
     small = model(**given)[0]
-    kept = slice(None) if before.size(-1) != ROWS else slice(20)
+    kept = slice(None) if before.size(-1) != twins.ROWS else slice(20)
     if cls is not SEQ2SEQ:
         torch.testing.assert_close(small[..., kept], built(cls, **values)(**given)[0][..., kept])
 
@@ -220,7 +175,7 @@ def test_an_adaptive_vocabulary_is_not_resized():
         model.resize_token_embeddings(30)
 
 
-@pytest.mark.parametrize(("cls", "masked"), [*((cls, False) for cls in EVERY), (MODEL, True)])
+@pytest.mark.parametrize(("cls", "masked"), [*((cls, False) for cls in twins.EVERY), (MODEL, True)])
 def test_gradient_checkpointing(cls, masked):
     """Gradients are the same, with attentions and masks of pairs too; layers are run twice."""
     model, given = built(cls).train(), drawn(cls) | ({"attention_mask": torch.ones(2, 7, 7).tril()} if masked else {})
@@ -253,7 +208,7 @@ def test_there_is_no_pooler():
         _ = built(MODEL)(**drawn(MODEL)).pooler_output
 
 
-@pytest.mark.parametrize("cls", EVERY)
+@pytest.mark.parametrize("cls", twins.EVERY)
 def test_masks_that_do_not_fit(cls):
     """Transformers' own error."""
     model, given = built(cls), drawn(cls)
@@ -278,13 +233,13 @@ def test_positions_of_answers():
     torch.testing.assert_close(beyond.loss, -(taken[0][0, 3] + taken[1][0, 4]) / 2)
 
 
-@pytest.mark.parametrize("cls", GENERATING)
+@pytest.mark.parametrize("cls", twins.GENERATING)
 @torch.no_grad()
 def test_the_cache_takes_new_tokens_alone(cls):
     """As GPT-2's: one or several at a time, with scores and states of each."""
     name = "decoder_input_ids" if cls is SEQ2SEQ else "input_ids"
     model, given = built(cls, **{"max_target_positions": 64}), drawn(cls)
-    tokens = torch.randint(4, ROWS, (2, 37), generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(4, twins.ROWS, (2, 37), generator=torch.Generator().manual_seed(2))
     asked = {"output_attentions": True, "output_hidden_states": True}
     whole = model(**given | {name: tokens}, **asked)
     scores, hidden, attentions, cache, done = [], [], [], None, 0
@@ -319,7 +274,7 @@ def test_generation_from_embeddings(cls):
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("cls", GENERATING)
+@pytest.mark.parametrize("cls", twins.GENERATING)
 @torch.no_grad()
 def test_states_of_generation(cls, use_cache):
     model, given = built(cls), {"input_ids": drawn(cls)["input_ids"]}
@@ -335,7 +290,7 @@ def test_states_of_generation(cls, use_cache):
         assert [part.shape for part in weights] == [(2, 2, rows, begun + step)] * 2
 
 
-@pytest.mark.parametrize("cls", LANGUAGE)
+@pytest.mark.parametrize("cls", twins.LANGUAGE)
 @torch.no_grad()
 def test_generation_goes_on_from_a_cache(cls):
     model, given = built(cls), drawn(cls)
@@ -346,7 +301,7 @@ def test_generation_goes_on_from_a_cache(cls):
     assert torch.equal(again.sequences, whole.sequences)
 
 
-@pytest.mark.parametrize("cls", GENERATING)
+@pytest.mark.parametrize("cls", twins.GENERATING)
 def test_searches_that_cut_a_cache_are_refused(cls):
     """Transformers' own error."""
     with pytest.raises(ValueError, match="stateful|custom_generate|trust_remote_code"):

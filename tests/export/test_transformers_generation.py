@@ -11,26 +11,15 @@ from fairseq.sequence_generator import SequenceGenerator
 from helpers import FULL
 from helpers.commands import train
 from helpers.exported import fairseqs, generating
-from helpers.lm_models import lm_config, randomized, small_xl
-from helpers.models import small_config, small_task
+from helpers.models import small_task
+from helpers.twins import language, translation, with_memory
 from relpos_fairseq.export import transformers_folder as decoders
-from relpos_fairseq.export.transformers import (
-    RelPosForCausalLM,
-    RelPosForSeq2SeqLM,
-    RelPosLanguageConfig,
-    RelPosMemoryConfig,
-    RelPosTranslationConfig,
-    RelPosWithMemoryForCausalLM,
-)
 from relpos_fairseq.inference.checkpoints.loading import load_translator
 from relpos_fairseq.inference.translator import Batching, Search, translate
 from relpos_fairseq.io.lines import read_lines
-from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
-from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
-from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.saved.checkpoint import OURS
 from relpos_fairseq.saved.model import SavedModel
-from relpos_fairseq.schemes import REGISTER, scheme_names
+from relpos_fairseq.schemes import scheme_names
 
 LONGEST = 30
 SEEDS = range(1, 9)  # of models, until one of them ends a sentence
@@ -38,57 +27,6 @@ GREEDY = {"do_sample": False, "suppress_tokens": [1]}
 SEARCH = {"min_new_tokens": 1, "early_stopping": True, "max_new_tokens": LONGEST, "output_scores": True, **GREEDY}
 SEARCH |= {"return_dict_in_generate": True}
 EVERY = [*scheme_names(), "rope+m4", "rope+t5/t5+m4"]
-
-
-def values_of(config) -> dict:
-    return {name: value for name, value in vars(config).items() if not name.startswith("_")}
-
-
-def translation(scheme: str, seed: int):
-    """A small model, of which most let sentences end, and its twin for transformers."""
-    one_way = scheme in REGISTER and REGISTER[scheme].causal_only
-    sides = {"position_scheme": scheme}
-    if one_way:
-        sides = {"position_scheme": "none", "decoder_position_scheme": scheme}
-    config = small_config(max_source_positions=64, max_target_positions=64, **sides)
-    torch.manual_seed(seed)
-    model = RelPosTransformerModel.build_model(config, small_task())
-    model = ending(randomized(model))
-    twin = RelPosForSeq2SeqLM(RelPosTranslationConfig(values_of(config), 24, source_rows=24, eos_token_id=2))
-    return model, loaded(twin, model)
-
-
-def language(scheme: str, seed: int):
-    """The same for a language model."""
-    config = lm_config(RelPosTransformerLMConfig, position_scheme=scheme)
-    torch.manual_seed(seed)
-    model = RelPosTransformerLanguageModel.build_model(config, small_task())
-    model = ending(randomized(model))
-    twin = RelPosForCausalLM(RelPosLanguageConfig(values_of(config), 24))
-    return model, loaded(twin, model)
-
-
-@torch.no_grad()
-def ending(model):
-    """Let tokens depend on what is before them, and </s> be as likely as the best of others."""
-    draw = torch.Generator().manual_seed(7)
-    decoder = model.decoder
-    decoder.embed_tokens.weight[4:] = 1.5 * torch.randn(20, 16, generator=draw).double()
-    rows = 0.5 * torch.randn(24, 16, generator=draw).double()
-    tokens = torch.randint(4, 24, (8, 12), generator=draw)
-    encoded = model.encoder(tokens) if hasattr(model, "encoder") else None
-    features = decoder.extract_features(tokens, encoded)[0].flatten(0, 1)
-    common = features.mean(0)
-    rows -= (rows @ common)[:, None] * common / common.square().sum()
-    likely = (features @ rows.T).amax(-1).mean()
-    rows[2] = 0.5 * rows[2] + 0.9 * likely * common / common.square().sum()
-    decoder.output_projection.weight.copy_(rows)
-    return model
-
-
-def loaded(twin, model):
-    twin.double().eval().model.load_state_dict(model.state_dict())
-    return twin
 
 
 def until_end(row) -> list[int]:
@@ -252,17 +190,6 @@ def test_the_way_back(kind, trained, ways):
     if two:
         assert (task.cfg.source_lang, task.cfg.target_lang) == ("src", "tgt")
     assert len(task.target_dictionary) == len(loaded.decoder.dictionary)
-
-
-def with_memory(scheme: str):
-    """A small model of segments of 4 tokens, its twin for transformers, and prompts of 6."""
-    values = {"mem_len": 6, "tokens_per_sample": 4, "position_scheme": scheme}
-    model = randomized(small_xl(**values))
-    config = lm_config(RelPosTransformerXLConfig, **values)
-    words = len(model.decoder.dictionary)
-    twin = RelPosWithMemoryForCausalLM(RelPosMemoryConfig(values_of(config), words, pad_token_id=1))
-    prompt = torch.randint(4, words, (3, 6), generator=torch.Generator().manual_seed(6))
-    return model, loaded(twin, model), prompt
 
 
 @pytest.mark.parametrize("padding", [3, 4, 5])

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import site
 import subprocess
-import sys
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +15,7 @@ from helpers import FULL, ROOT
 from helpers.commands import relpos, train
 from helpers.exported import fairseqs, hub_of, write_checkpoint
 from helpers.formats import bert, change_checkpoint, marian
+from helpers.releases import installed, run_in
 from helpers.tokenizers import SENTENCES, TRAINED, lines, write_folders
 from helpers.tokenizers import train as train_kind
 from relpos_fairseq.text import load_tokenizer
@@ -26,26 +24,8 @@ from relpos_fairseq.text.transformers_files import transformers_files
 OLDEST, _, NEWEST = RELEASES = ("4.44.2", "4.46.3", "5.24.0")  # 4.46 copies no code of a folder
 READING, IDS, WRITING = (RELEASES,) * 3 if FULL else ((OLDEST,), (NEWEST,), ())  # releases of each test
 SCRIPT = Path(__file__).with_name("use_in_transformers.py")
-ENVIRONMENTS = "RELPOS_TRANSFORMERS_ENVIRONMENTS"  # where they are kept between runs
 TASK = {"_name": "sentence_prediction", "classification_head_name": "mine", "num_classes": 3}
 TASK |= {"init_token": 0, "separator_token": 2}
-
-
-@cache
-def installed(folder: Path, release: str) -> Path:
-    """Python with a release of transformers and, below it, this environment's packages."""
-    home = Path(os.environ.get(ENVIRONMENTS, folder)) / f"transformers-{release}"
-    python = home / "bin" / "python"
-    if not python.is_file():
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)  # it has ours
-        [packages] = home.glob("lib/python*/site-packages")
-        (packages / "below.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    wanted = (f"transformers=={release}", "accelerate==1.15.0")
-    install = [python, "-m", "pip", "install", "-q", "--no-compile", *wanted]
-    done = subprocess.run(install, capture_output=True, encoding="utf-8", timeout=600)
-    if done.returncode:
-        pytest.skip(f"pip cannot install {' '.join(wanted)}: {done.stderr.strip()[-200:]}")
-    return python
 
 
 @pytest.fixture(scope="module")
@@ -182,12 +162,6 @@ def specials(tokenizer) -> dict[str, int]:
     """Numbers for the special symbols that a tokenizer trained here has not."""
     missing = [name for name in ("<s>", "<pad>", "</s>", "<unk>", "<mask>") if name not in tokenizer.numbers]
     return {name: len(tokenizer.numbers) + n for n, name in enumerate(missing)}
-
-
-def run_in(folder: Path, *words: object) -> subprocess.CompletedProcess:
-    """Run a program that finds this package, and keeps what transformers keeps in the folder."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(folder / "home")}
-    return subprocess.run(words, env=environment, capture_output=True, encoding="utf-8", cwd=folder)
 
 
 COMMANDS = """

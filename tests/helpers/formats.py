@@ -81,6 +81,18 @@ def bert(folder: Path, kind: str = "absolute", suffix: str = "ForMaskedLM", **va
     return encoder(folder, f"Bert{suffix}", MORE_PIECES, **sizes, **values, position_embedding_type=kind)
 
 
+def roberta(folder: Path, kind: str = "absolute", suffix: str = "ForMaskedLM", rows: float = 0, **values: Any):
+    """A random RoBERTa without files of a tokenizer; its rows before position 0 and its token type are neutral."""
+    model = encoder(
+        folder, f"Roberta{suffix}", None, max_position_embeddings=26, position_embedding_type=kind, **values
+    )
+    with torch.no_grad():
+        model.roberta.embeddings.position_embeddings.weight[:2] = rows
+        model.roberta.embeddings.token_type_embeddings.weight.zero_()  # as in the released models
+    model.save_pretrained(folder)
+    return model
+
+
 def deberta(folder: Path, name: str, cls: str = "ForMaskedLM"):
     """A random DeBERTa without a tokenizer."""
     stem, values = DEBERTAS[name]
