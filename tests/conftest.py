@@ -30,6 +30,7 @@ from helpers import FULL, quick_configs, warm
 
 if TYPE_CHECKING:
     from helpers.commands import Corpus
+    from helpers.formats import Ways
 
 CLOCK_REALTIME_COARSE = 5  # Linux's, by which file systems tell the time
 ROOT = Path(__file__).resolve().parent.parent
@@ -235,6 +236,14 @@ def opener_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(closing_check, "_opener", kept)
     yield
     begun[:] = kept
+
+
+@pytest.fixture
+def ways(tmp_path: Path, capsys: pytest.CaptureFixture) -> Ways:
+    """Conversions and exports from one folder of tmp_path to another."""
+    from helpers.formats import Ways
+
+    return Ways(tmp_path, capsys)
 
 
 @pytest.fixture

@@ -91,6 +91,7 @@ def test_a_scheme_is_added_at_neutral_values(scheme):
     assert moved >= known - {"theta"} - constant.get(scheme, set())
 
 
+OFF = {"position_reset_cls": "off", "position_share": "none"}
 RULES = [
     ("shaw_keys", "shaw", {}),
     ("m1", "m2", {}),
@@ -100,9 +101,9 @@ RULES = [
     ("shaw_keys", "deberta", {}),
     ("m4", "deberta", {}),
     ("tupe_a", "tupe", {}),
-    ("rel_scalar", "tupe", {"position_reset_cls": "off", "position_share": "none"}),
-    ("abs_scalar", "tupe_a", {"position_reset_cls": "off", "position_share": "none"}),
-    ("abs_scalar", "tupe", {"position_reset_cls": "off", "position_share": "none"}),
+    ("rel_scalar", "tupe", OFF),
+    ("abs_scalar", "tupe_a", OFF),
+    ("abs_scalar", "tupe", OFF),
     ("sinusoidal", "learned", {}),
     ("alibi", "fox", {}),
     ("alibi", "alibi_learned", {"position_alibi_form": "symmetric"}),
@@ -133,33 +134,108 @@ def test_every_rule_is_tested():
     }
 
 
-def test_hybrids_are_converted_member_by_member():
-    options = {"position_clip_distance": "3"}
-    assert_exact(config("learned+m4", **options), config("learned+m4+rel_scalar", **options))
-    assert_exact(config("learned+t5"), config("learned+rel_scalar"))
-    assert_exact(config("m4+rope", **options), config("m4+rope+t5", **options))
+CLIP = {"position_clip_distance": "3"}
+GAIN, INSIDE = {"position_scalar_gain": "4"}, {"position_scalars": "inside"}
+ONE, FIFTH, BOTH = ({"position_projections": "one"}, {"position_scale": "5"}, {"position_share": "both"})
+CLIPPED = "shaw_keys shaw m2 m3 m4 m4m deberta tupe rel_scalar".split()
+SCALED = (
+    "shaw shaw_keys transformer_xl t5 m1 m2 m3 m4 m4m rel_scalar rope alibi alibi_learned sandwich kerple fire log_cpb "
+    "abs_scalar tupe deberta learned+m4 m4+rel_scalar".split()
+)
+SHARED = [name for name in taking(SHARE) if name in ENCODERS]
 
 
-def test_layers_are_converted_each_for_itself():
-    options = {"position_clip_distance": "3"}
-    layered = config("learned+m4+rel_scalar/learned+rel_scalar+shaw", **options)
-    assert_exact(config("learned"), layered)
-    assert_exact(config("rope+t5/t5"), config("rope+rel_scalar/t5+m4"))
-    assert_exact(config("m4/t5"), config("deberta/rel_scalar"))
+def biased(kind: str) -> dict[str, str]:
+    return {"position_query_bias": kind}
+
+
+# Source, its options, target, its options.
+EXACT = [
+    # Hybrids are converted member by member.
+    ("learned+m4", CLIP, "learned+m4+rel_scalar", CLIP),
+    ("learned+t5", {}, "learned+rel_scalar", {}),
+    ("m4+rope", CLIP, "m4+rope+t5", CLIP),
+    # Layers are converted each for itself.
+    ("learned", {}, "learned+m4+rel_scalar/learned+rel_scalar+shaw", CLIP),
+    ("rope+t5/t5", {}, "rope+rel_scalar/t5+m4", {}),
+    ("m4/t5", {}, "deberta/rel_scalar", {}),
+    # A smaller clip becomes a larger one; 0 is none.
+    *((name, CLIP, name, {"position_clip_distance": larger}) for name in CLIPPED for larger in "70"),
+    # Who shared a table gets copies.
+    *((name, BOTH, name, {"position_share": "none"}) for name in SHARED),
+    ("transformer_xl", {"position_share": "heads"}, "transformer_xl", {"position_share": "none"}),
+    ("m4", {"position_share": "layers"}, "m4", {"position_share": "none"}),
+    # Another scale is folded in.
+    *((name, {}, name, FIFTH) for name in SCALED),
+    # What an option adds does nothing at zero.
+    *(("transformer_xl", biased(kind), "transformer_xl", biased("on")) for kind in ("off", "shared", "u", "v")),
+    ("abs_scalar", {"position_rank": "3"}, "abs_scalar", {"position_rank": "5"}),
+    # One projection becomes two, and scales.
+    *((name, ONE, name, to) for name in ("deberta", "tupe") for to in ({}, ONE | FIFTH)),
+    # Scalars go inside the division and out.
+    ("tupe", {}, "tupe", INSIDE | {"position_scale": "1"}),
+    ("tupe", INSIDE | {"position_scale": "1"}, "tupe", {}),
+    ("rel_scalar", {}, "tupe", INSIDE | OFF),
+    ("t5", {"position_buckets": "0"}, "rel_scalar", {"position_share": "layers"}),
+    ("abs_scalar", {}, "tupe", ONE | OFF),
+    # Scalars of another gain are stored otherwise, and every logit stays.
+    *((name, one, name, other) for name in ("t5", "rel_scalar") for one, other in (({}, GAIN), (GAIN, {}))),
+    ("t5", GAIN, "rel_scalar", GAIN),
+    # Segments start at zero and are kept.
+    *(
+        (*one, {"segment_encoding": kind} | more)
+        for kind in ("input", "head")
+        for *one, more in (
+            ("learned", {}, "learned", {}),
+            ("m4", {"segment_encoding": kind}, "m4+rel_scalar", {}),
+            ("m4", {"segment_encoding": kind}, "m4", {"num_segments": "3"}),
+        )
+    ),
+]
+LITTLEBIRD = "the first token has one distance from all others"
+# The same, and what is said of the loss.
+NOT_EXACT = [
+    ("rope/none", {}, "none/rope", {}, "rope/none -> none/rope is not exact"),
+    ("m4", {"position_share": "none"}, "m4", BOTH, "of all heads become one table.*of all layers"),
+    ("alibi_learned", {"position_alibi_form": "symmetric"}, "alibi_learned", {}, LITTLEBIRD),
+    ("alibi_learned", {}, "alibi_learned", {"position_alibi_form": "symmetric"}, LITTLEBIRD),
+    ("alibi", {}, "alibi_learned", {}, LITTLEBIRD),
+    ("pope", {}, "pope", FIFTH, "another scale under pope"),
+    ("rope", {}, "xpos", {}, "rope"),
+    ("rope", {}, "rope", {"position_rope_pairs": "halves"}, "rope"),
+    ("rope", {}, "rope", {"position_rope_scaling": "ntk", "position_rope_factor": "2"}, "rope"),
+    *((name, {}, name, ONE, "query_projection of .* is dropped") for name in ("deberta", "tupe")),
+    ("transformer_xl", {}, "transformer_xl", biased("off"), "u of transformer_xl is dropped"),
+    ("transformer_xl", {}, "transformer_xl", biased("shared"), "of all layers become one"),
+    ("m4", {}, "m4", {"position_reset_cls": "on"}, "the reset takes"),
+    ("m4", {"position_reset_cls": "on"}, "m4", {}, "the reset of the first token of m4 is dropped"),
+    ("deberta", {}, "deberta", {"position_p2c_index": "mirrored"}, "p2c index same -> mirrored"),
+    ("abs_scalar", {"position_rank": "5"}, "abs_scalar", {"position_rank": "3"}, "rank 5 cut to 3"),
+    ("t5", {}, "t5", {"position_buckets": "8"}, "averaged over Bucketed"),
+    *(("learned", {"segment_encoding": one}, "learned", {}, f"segment_{one} is dropped") for one in ("input", "head")),
+]
+
+
+def named(row: tuple) -> str:
+    """A row's id: schemes, and the values of its options."""
+    one, before, other, after, *_ = row
+    return "-".join([one, *before.values(), other, *after.values()])
+
+
+@pytest.mark.parametrize(("source", "before", "target", "after"), EXACT, ids=map(named, EXACT))
+def test_tables_are_folded_copied_and_added_exactly(source, before, target, after):
+    assert_exact(config(source, **before), config(target, **after))
+
+
+@pytest.mark.parametrize(("source", "before", "target", "after", "said"), NOT_EXACT, ids=map(named, NOT_EXACT))
+def test_what_is_lost_is_said(source, before, target, after, said):
+    with pytest.raises(NotExactError, match=said):
+        converted(config(source, **before), config(target, **after))
+
+
+def test_a_scheme_that_some_layers_lose_is_named():
     done, _ = converted(config("t5"), config("t5/none"), allow_loss=True)
     assert [line for line in done.report.lost if "t5 is dropped" in line]
-    with pytest.raises(NotExactError, match="rope/none -> none/rope is not exact"):
-        converted(config("rope/none"), config("none/rope"))
-
-
-CLIPPED = "shaw_keys shaw m2 m3 m4 m4m deberta tupe rel_scalar".split()
-
-
-@pytest.mark.parametrize("scheme", CLIPPED)
-def test_a_smaller_clip_becomes_a_larger(scheme):
-    source = config(scheme, position_clip_distance="3")
-    assert_exact(source, config(scheme, position_clip_distance="7"))
-    assert_exact(source, config(scheme, position_clip_distance="0"))
 
 
 def test_a_larger_clip_does_not_become_a_smaller():
@@ -173,22 +249,6 @@ def test_a_larger_clip_does_not_become_a_smaller():
     torch.testing.assert_close(table[:, 1:-1], before[:, 5:-5])
 
 
-SHARED = [name for name in taking(SHARE) if name in ENCODERS]
-
-
-@pytest.mark.parametrize(
-    ("scheme", "share"), [*((scheme, "both") for scheme in SHARED), ("transformer_xl", "heads"), ("m4", "layers")]
-)
-def test_who_shared_a_table_gets_copies(scheme, share):
-    assert_exact(config(scheme, position_share=share), config(scheme, position_share="none"))
-
-
-def test_tables_that_differ_do_not_become_one():
-    source, target = (config("m4", position_share=share) for share in ("none", "both"))
-    with pytest.raises(NotExactError, match="of all heads become one table.*of all layers"):
-        converted(source, target)
-
-
 def test_equal_tables_become_one_and_back():
     shared, own = (config("m4", position_share=share) for share in ("both", "none"))
     done, _ = converted(shared, own)
@@ -199,96 +259,9 @@ def test_equal_tables_become_one_and_back():
             assert torch.equal(value, back.state[key]), key
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    "shaw shaw_keys transformer_xl t5 m1 m2 m3 m4 m4m rel_scalar rope alibi alibi_learned sandwich kerple fire log_cpb "
-    "abs_scalar tupe deberta learned+m4 m4+rel_scalar".split(),
-)
-def test_another_scale_is_folded_in(scheme):
-    assert_exact(config(scheme), config(scheme, position_scale="5"))
-
-
-def test_littlebirds_first_token_is_no_other_forms():
-    symmetric, littlebird = config("alibi_learned", position_alibi_form="symmetric"), config("alibi_learned")
-    for source, target in ((symmetric, littlebird), (littlebird, symmetric), (config("alibi"), littlebird)):
-        with pytest.raises(NotExactError, match="the first token has one distance from all others"):
-            converted(source, target)
-
-
-def test_a_scale_is_not_folded_into_bent_content():
-    with pytest.raises(NotExactError, match="another scale under pope"):
-        converted(config("pope"), config("pope", position_scale="5"))
-
-
-def test_rotations_become_others_where_that_is_exact():
-    """Decay over 0 tokens is none; angles by length are those of training up to there."""
-    assert_exact(config("rope"), config("xpos", position_xpos_base="0"))
+def test_angles_by_length_are_those_of_training_up_to_there():
     done = assert_exact(config("rope"), config("rope", position_rope_scaling="yarn"))
     assert "inputs of up to" in " ".join(done.report.limits)
-    for target in (
-        config("xpos"),
-        config("rope", position_rope_pairs="halves"),
-        config("rope", position_rope_scaling="ntk", position_rope_factor="2"),
-    ):
-        with pytest.raises(NotExactError, match="rope"):
-            converted(config("rope"), target)
-
-
-def test_options_that_add_nothing_at_zero():
-    assert_exact(
-        config("transformer_xl", position_query_bias="off"), config("transformer_xl", position_query_bias="on")
-    )
-    assert_exact(
-        config("transformer_xl", position_query_bias="shared"), config("transformer_xl", position_query_bias="on")
-    )
-    assert_exact(config("abs_scalar", position_rank="3"), config("abs_scalar", position_rank="5"))
-    for alone in ("u", "v"):
-        assert_exact(config("transformer_xl", position_query_bias=alone), config("transformer_xl"))
-
-
-@pytest.mark.parametrize("scheme", ["deberta", "tupe"])
-def test_one_projection_becomes_two_and_scales(scheme):
-    one = config(scheme, position_projections="one")
-    assert_exact(one, config(scheme))
-    assert_exact(one, config(scheme, position_projections="one", position_scale="5"))
-    with pytest.raises(NotExactError, match="query_projection of .* is dropped"):
-        converted(config(scheme), one)
-
-
-def test_scalars_go_inside_the_division_and_out():
-    inside = config("tupe", position_scalars="inside", position_scale="1")
-    assert_exact(config("tupe"), inside)
-    assert_exact(inside, config("tupe"))
-    off = {"position_reset_cls": "off", "position_share": "none"}
-    assert_exact(config("rel_scalar"), config("tupe", position_scalars="inside", **off))
-    assert_exact(config("t5", position_buckets="0"), config("rel_scalar", position_share="layers"))
-    assert_exact(config("abs_scalar"), config("tupe", position_projections="one", **off))
-
-
-def test_options_that_lose_something_say_what():
-    cases = [
-        ("transformer_xl", {}, {"position_query_bias": "off"}, "u of transformer_xl is dropped"),
-        ("transformer_xl", {}, {"position_query_bias": "shared"}, "of all layers become one"),
-        ("m4", {}, {"position_reset_cls": "on"}, "the reset takes"),
-        ("m4", {"position_reset_cls": "on"}, {}, "the reset of the first token of m4 is dropped"),
-        ("deberta", {}, {"position_p2c_index": "mirrored"}, "p2c index same -> mirrored"),
-        ("abs_scalar", {"position_rank": "5"}, {"position_rank": "3"}, "rank 5 cut to 3"),
-        ("t5", {}, {"position_buckets": "8"}, "averaged over Bucketed"),
-    ]
-    for scheme, before, after, message in cases:
-        with pytest.raises(NotExactError, match=message):
-            converted(config(scheme, **before), config(scheme, **after))
-
-
-def test_segments_start_at_zero_and_are_kept():
-    plain = config("learned")
-    for encoding in ("input", "head"):
-        own = {"segment_encoding": encoding}
-        assert_exact(plain, config("learned", **own))
-        assert_exact(config("m4", **own), config("m4+rel_scalar", **own))
-        assert_exact(config("m4", **own), config("m4", num_segments="3", **own))
-        with pytest.raises(NotExactError, match=f"segment_{encoding} is dropped"):
-            converted(config("learned", **own), plain)
 
 
 def test_learned_to_m4_drops_the_table_and_says_so():
@@ -305,21 +278,19 @@ def test_what_was_never_used_may_be_left_out():
     assert "m4 left out (its tables are neutral)" in back.report.steps
 
 
-@pytest.mark.parametrize("scheme", ["m4", "rel_scalar", "m2", "m1", "t5", "rope", "kerple"])
-def test_relative_schemes_take_longer_input(scheme):
+EIGHT = {"position_clip_distance": "8"}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "clip"),
+    [(name, EIGHT) for name in ("m4", "rel_scalar", "m2")] + [(name, {}) for name in "m4 m1 t5 rope kerple".split()],
+)
+def test_relative_schemes_take_longer_input(scheme, clip):
     """Trained at 20 (Huang trains at 512), read at 44 (at 704): distances beyond read the ends."""
-    clip = {"position_clip_distance": "8"} if scheme in ("m4", "rel_scalar", "m2") else {}
     source, target = config(scheme, **clip), config(scheme, max_positions=44, **clip)
     state = random_state(source)
     done = convert(state, plan_of(source), plan_of(target))
     assert done.report.exact
-    assert difference(source, target, done.state, longest=44) < CLOSE
-
-
-def test_unclipped_tables_grow_by_their_ends():
-    source, target = config("m4"), config("m4", max_positions=44)
-    state = random_state(source)
-    done = convert(state, plan_of(source), plan_of(target))
     assert difference(source, target, done.state, longest=44) < CLOSE
 
 
@@ -414,12 +385,3 @@ def test_a_state_that_does_not_fit_its_flags():
         convert(state, plan_of(config("shaw_keys")), plan)
     with pytest.raises(ValueError, match="start at one of neutral, own, got zero"):
         convert(state, plan_of(config("m4")), plan, start="zero")
-
-
-def test_scalars_of_another_gain():
-    """They are stored otherwise, and every logit stays."""
-    gain = {"position_scalar_gain": "4"}
-    for scheme in ("t5", "rel_scalar"):
-        assert_exact(config(scheme), config(scheme, **gain))
-        assert_exact(config(scheme, **gain), config(scheme))
-    assert_exact(config("t5", **gain), config("rel_scalar", **gain))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from helpers.commands import call, load, relpos
-from helpers.conversion import ROWS, fairseq_roberta, model_of
+from helpers.commands import call, load
+from helpers.conversion import ROWS, as_plain, fairseq_roberta, model_of
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
 from relpos_fairseq.conversion.report import Probe
 from relpos_fairseq.formats.base import FORMATS, read_encoder
@@ -20,12 +19,6 @@ from relpos_fairseq.formats.on_load import prepare
 from relpos_fairseq.models.building import build_roberta, outputs_of
 
 STYLES = ("argparse", "legacy", "dataclass")
-
-
-@pytest.fixture(scope="module")
-def command():
-    """The command, with its errors as lines: arguments to exit status."""
-    return lambda *arguments: relpos("convert", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -41,136 +34,120 @@ def printed_difference(text: str) -> float:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_fairseqs_roberta_becomes_ours(command, plain, tmp_path, capsys, style):
+def test_fairseqs_roberta_becomes_ours(ways, plain, style):
     path, model = plain[style]
-    assert command(path, "--to", "learned+m4", "--out", tmp_path / "out") == 0
-    text = capsys.readouterr().out
-    assert "exact     yes" in text
-    assert printed_difference(text) < 1e-5
-    source = read_encoder(tmp_path / "out")
+    text = ways.convert(path, to="learned+m4")
+    assert "exact     yes" in text and printed_difference(text) < 1e-5
+    source = read_encoder(ways / "ours")
     probe = Probe.draw(ROWS, 20, False)
     ours = outputs_of(build_roberta(source.values, source.state), probe.tokens, None)
     theirs = outputs_of(model, probe.tokens, None)
     for name in ("logits", "classification"):
         apart = (ours[name] - theirs[name])[probe.real if name == "logits" else slice(None)]
         assert apart.abs().max() < 1e-5
-    told = json.loads((tmp_path / "out" / "conversion.json").read_text())
-    assert told["source"] == f"fairseq's roberta: {style}.pt"
+    assert ways.told("ours", "conversion.json")["source"] == f"fairseq's roberta: {style}.pt"
 
 
-def test_fairseqs_tools_load_what_was_written(command, plain, tmp_path):
+def test_fairseqs_tools_load_what_was_written(ways, plain):
     from fairseq import checkpoint_utils
 
     path, _ = plain["legacy"]
     words = "".join(f"w{number} 1\n" for number in range(ROWS - 5))
     (path.parent / "dict.txt").write_text(words)
-    out = tmp_path / "out"
-    assert command(path, "--to", "m4", "--approximate", "--out", out) == 0
-    assert (out / "dict.txt").read_text() == words
+    ways.convert(path, "ours", "--approximate", to="m4")
+    assert (ways / "ours/dict.txt").read_text() == words
     models, cfg, task = checkpoint_utils.load_model_ensemble_and_task(
-        [str(out / "model.pt")], arg_overrides={"data": str(out)}
+        [str(ways / "ours/model.pt")], arg_overrides={"data": str(ways / "ours")}
     )
     assert cfg.model.position_scheme == "m4"
     assert task.mask_idx == ROWS - 1
-    tokens = torch.tensor([[0, 5, 6, 2]])
-    assert models[0].eval()(tokens)[0].shape == (1, 4, ROWS)
+    assert models[0].eval()(torch.tensor([[0, 5, 6, 2]]))[0].shape == (1, 4, ROWS)
 
 
-def test_to_and_fro_by_the_command(command, plain, tmp_path, capsys):
-    path, _ = plain["dataclass"]
-    first, second = tmp_path / "first.pt", tmp_path / "second.pt"
-    assert command(path, "--to", "learned+tupe", "--out", first) == 0
-    assert command(first, "--to", "learned+tupe", "--positions", "31", "--out", second) == 2
-    assert "--fill tile or --fill interpolate" in capsys.readouterr().err
-    fill = ("--positions", "31", "--fill", "tile")
-    assert command(first, "--to", "same", *fill, "--out", second) == 0
-    assert printed_difference(capsys.readouterr().out) < 1e-5
-    assert load(second)["cfg"]["model"]["max_positions"] == 31
+def test_to_and_fro_by_the_command(ways, plain):
+    ways.convert(plain["dataclass"][0], "first.pt", to="learned+tupe")
+    assert "--fill tile or --fill interpolate" in ways.refused("first.pt", "--positions", "31", to="learned+tupe")
+    assert printed_difference(ways.convert("first.pt", "second.pt", "--positions", "31", "--fill", "tile")) < 1e-5
+    assert load(ways / "second.pt")["cfg"]["model"]["max_positions"] == 31
 
 
-def test_approximations_are_asked_for_and_measured(command, plain, tmp_path, capsys):
-    path, _ = plain["legacy"]
-    assert command(path, "--to", "rope", "--out", tmp_path / "no") == 2
-    assert "learned is dropped" in capsys.readouterr().err
-    assert command(path, "--to", "m4", "--approximate", "--out", tmp_path / "m4") == 0
-    text = capsys.readouterr().out
-    assert "exact     no" in text and "lost      learned is dropped" in text
-    assert "the mean of the dropped positions is added to every token" in text
-    assert printed_difference(text) > 1e-3 and "KL divergence" in text
+# The first scheme, the conversion, what it says, and the least difference, or the largest of an exact one.
+MEASURED = {
+    "dropped": ("", "m4", (), ["learned is dropped", "the mean of the dropped positions is added to ev"], 1e-3),
+    # Not an error that asks for a report, nor silently another function.
+    "another option": (
+        *("learned+sandwich", "learned+sandwich", ("--position-sandwich-dim", "8")),
+        *(["sandwich: sandwich_dim 8 instead of 128"], 1e-4),
+    ),
+}
 
 
-def test_another_option_of_the_same_scheme_is_an_approximation(command, plain, tmp_path, capsys):
-    """Not an error that asks for a report, nor silently another function."""
-    first, change = tmp_path / "first", ("--to", "learned+sandwich", "--position-sandwich-dim", "8")
-    assert command(plain["legacy"][0], "--to", "learned+sandwich", "--approximate", "--out", first) == 0
-    capsys.readouterr()
-    assert command(first / "model.pt", *change, "--out", tmp_path / "out") == 2
-    error = capsys.readouterr().err
-    assert "sandwich: sandwich_dim 8 instead of 128" in error and "--approximate" in error
-    assert command(first / "model.pt", *change, "--approximate", "--out", tmp_path / "out") == 0
-    text = capsys.readouterr().out
-    assert "lost      sandwich: sandwich_dim 8 instead of 128" in text and "exact     no" in text
-    assert printed_difference(text) > 1e-4
+@pytest.mark.parametrize("name", MEASURED)
+def test_approximations_are_asked_for_and_measured(name, ways, plain):
+    first, to, options, losses, least = MEASURED[name]
+    source = plain["legacy"][0]
+    if first:
+        ways.convert(source, "first", "--approximate", to=first)
+        source = ways / "first/model.pt"
+    error = ways.refused(source, *options, to=to)
+    assert losses[0] in error and "--approximate" in error
+    text = ways.convert(source, "ours", *options, "--approximate", to=to)
+    assert "exact     no" in text and f"lost      {losses[0]}" in text and losses[-1] in text
+    assert printed_difference(text) > least and "KL divergence" in text
 
 
-def test_what_holds_for_short_inputs_is_compared_on_them(command, plain, tmp_path, capsys):
-    first, out = tmp_path / "first", tmp_path / "out"
-    begin = ("--to", "transformer_xl", "--approximate", "--init", "own")
-    assert command(plain["legacy"][0], *begin, "--out", first) == 0
-    capsys.readouterr()
-    assert command(first / "model.pt", "--to", "transformer_xl", "--clamp-len", "5", "--out", out) == 0
-    text = capsys.readouterr().out
+def test_what_holds_for_short_inputs_is_compared_on_them(ways, plain):
+    ways.convert(plain["legacy"][0], "first", "--approximate", "--init", "own", to="transformer_xl")
+    text = ways.convert("first/model.pt", "ours", "--clamp-len", "5", to="transformer_xl")
     assert "holds for inputs of up to 6 tokens (clamp_len)" in text and "exact     yes" in text
     assert printed_difference(text) < 1e-5
 
 
-def test_numbers_of_16_bits_are_rounded_and_that_is_no_fault(command, plain, tmp_path, capsys):
+def test_numbers_of_16_bits_are_rounded_and_that_is_no_fault(ways, plain):
     checkpoint = torch.load(plain["legacy"][0], weights_only=False)
     checkpoint["model"] = {key: value.bfloat16() for key, value in checkpoint["model"].items()}
-    torch.save(checkpoint, tmp_path / "half.pt")
-    scaled = ("--to", "learned+m4", "--position-scale", "5", "--out", tmp_path / "out")
-    assert command(tmp_path / "half.pt", *scaled) == 0
-    assert "exact     yes" in capsys.readouterr().out
+    torch.save(checkpoint, ways / "half.pt")
+    assert "exact     yes" in ways.convert("half.pt", "ours", "--position-scale", "5", to="learned+m4")
 
 
-def test_bad_input_is_one_line(command, plain, tmp_path, capsys):
-    path, _ = plain["legacy"]
-    short, other = tmp_path / "short.pt", tmp_path / "other.pt"
-    short.write_bytes(path.read_bytes()[:-2000])
-    torch.save({"weights": 1}, other)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "x").touch()
-    out = ("--out", tmp_path / "out")
-    cases = [
-        ((short, "--to", "m4", *out), "is truncated or no checkpoint: copy it again"),
-        ((other, "--to", "m4", *out), "other.pt holds no model, and is none of what is read here: bert, "),
-        ((tmp_path / "absent.pt", "--to", "m4", *out), "does not exist"),
-        ((tmp_path / "empty", "--to", "m4", *out), "has no config.json"),
-        ((path, "--to", "m4", "--out", path), "would be overwritten"),
-        ((path, "--to", "m4", "--out", tmp_path / "there"), "exists: remove it"),
-        ((path, "--to", "m5", *out), "unknown position scheme 'm5'"),
-        ((path, "--to", "learned+rope", "--position-clip-distance", "3", *out), "does not apply"),
-        ((path, "--to", "learned", "--head", "x", *out), "--head chooses"),
-        ((path, "--to", "same", "--fill", "tile", *out), "source has 20 positions, and 20 are"),
-        (
-            (path, "--to", "rope", "--fill", "tile", "--positions", "30", "--approximate", *out),
-            "--fill tile: no table over absolute positions is kept",
-        ),
-        ((path, "--to", "same", "--init", "own", *out), "--init own: no table is new"),
-        ((path, "--to", "hf-roberta", "--fill", "tile", *out), "--fill: convert to a scheme first"),
-        ((path, "--to", "hf-roberta", "--init", "own", *out), "--init own: convert to a scheme"),
-        ((path, "--to", "hf-roberta", "--positions", "9", *out), "--positions: convert to"),
-        ((path, "--to", "learned", "--data", tmp_path / "empty", *out), "holds neither dict.txt"),
-    ]
-    before = path.read_bytes()
-    for arguments, message in cases:
-        assert command(*arguments) == 2, arguments
-        error = capsys.readouterr().err
-        assert message in error and error.startswith("error: ") and error.count("\n") == 1, error
-        assert not (tmp_path / "out").exists()
-    assert path.read_bytes() == before
-    assert not [left for left in tmp_path.iterdir() if left.name.startswith(".")]
+# The source, --to, more of the command, and what is said.
+BAD_INPUT = [
+    ("short.pt", "m4", (), "is truncated or no checkpoint: copy it again"),
+    ("other.pt", "m4", (), "other.pt holds no model, and is none of what is read here: bert, "),
+    ("absent.pt", "m4", (), "does not exist"),
+    ("empty", "m4", (), "has no config.json"),
+    ("plain.pt", "m4", ("--out", "plain.pt"), "would be overwritten"),
+    ("plain.pt", "m4", ("--out", "there"), "exists: remove it"),
+    ("plain.pt", "m5", (), "unknown position scheme 'm5'"),
+    ("plain.pt", "learned+rope", ("--position-clip-distance", "3"), "does not apply"),
+    ("plain.pt", "learned", ("--head", "x"), "--head chooses"),
+    ("plain.pt", "same", ("--fill", "tile"), "source has 20 positions, and 20 are"),
+    (
+        "plain.pt",
+        "rope",
+        ("--fill", "tile", "--positions", "30", "--approximate"),
+        "tile: no table over absolute positio",
+    ),
+    ("plain.pt", "same", ("--init", "own"), "--init own: no table is new"),
+    ("plain.pt", "hf-roberta", ("--fill", "tile"), "--fill: convert to a scheme first"),
+    ("plain.pt", "hf-roberta", ("--init", "own"), "--init own: convert to a scheme"),
+    ("plain.pt", "hf-roberta", ("--positions", "9"), "--positions: convert to"),
+    ("plain.pt", "learned", ("--data", "empty"), "holds neither dict.txt"),
+]
+
+
+def test_bad_input_is_one_line(ways, plain, monkeypatch):
+    monkeypatch.chdir(ways.here)
+    before = plain["legacy"][0].read_bytes()
+    (ways / "plain.pt").write_bytes(before)
+    (ways / "short.pt").write_bytes(before[:-2000])
+    torch.save({"weights": 1}, ways / "other.pt")
+    (ways / "empty").mkdir()
+    (ways / "there").mkdir()
+    (ways / "there/x").touch()
+    for source, to, more, message in BAD_INPUT:
+        assert message in ways.refused(source, *more, to=to), message
+    assert (ways / "plain.pt").read_bytes() == before
 
 
 @pytest.fixture(scope="module")
@@ -199,24 +176,6 @@ def pretrained(packed, tmp_path_factory) -> dict[str, Path]:
     paths["plain"] = folder / "plain.pt"
     torch.save(as_plain(load(paths["learned"])), paths["plain"])
     return paths
-
-
-def as_plain(checkpoint: dict) -> dict:
-    """One of ours with learned positions as fairseq's own RoBERTa writes it."""
-    state = {}
-    for key, value in checkpoint["model"].items():
-        if key.endswith("positions.shared.0.table"):
-            value = torch.cat([value.new_zeros(2, value.size(1)), value])
-            key = "encoder.sentence_encoder.embed_positions.weight"
-        if not key.endswith("scheme_version"):
-            state[key] = value
-    options = {
-        key: value
-        for key, value in checkpoint["cfg"]["model"].items()
-        if not key.startswith(("position_", "segment_", "num_segments", "clamp", "attention_ba"))
-    }
-    checkpoint["cfg"]["model"] = options | {"_name": "roberta"}
-    return checkpoint | {"model": state}
 
 
 def test_training_converts_a_plain_roberta_on_load(packed, pretrained, tmp_path):
@@ -260,6 +219,8 @@ def test_restore_file_never_converts(packed, pretrained, tmp_path):
     with pytest.raises(ValueError, match=r"trained with \[m4 .* the flags say \[learned "):
         restore = ("--restore-file", pretrained["m4"])
         train(packed, tmp_path / "b", 16, "--position-scheme", "learned", *restore, *reset)
+    with pytest.raises(ValueError, match="is a folder: give the model.pt in it"):
+        train(packed, tmp_path / "run", 16, "--finetune-from-model", tmp_path)
 
 
 def test_longer_input_than_in_pretraining(packed, pretrained, tmp_path):
@@ -268,27 +229,27 @@ def test_longer_input_than_in_pretraining(packed, pretrained, tmp_path):
     options = ("--finetune-from-model", pretrained["m4"], "--position-scheme", "m4", *clip)
     output = train(packed, tmp_path / "m4", 22, *options)
     assert "2 updates" in output or "num_updates: 2" in output
-    for source in ("learned", "plain"):
-        with pytest.raises(ValueError, match="knows 16 absolute positions and 22 are wanted.*fill"):
-            prepare_for(pretrained[source], position_scheme="learned", max_positions=22)
 
 
-def prepare_for(path: Path, **changes) -> None:
-    """Do what loading does for --finetune-from-model, for a model with other flags."""
-    source = read_encoder(path)
-    model = model_of(source.values | changes, source.rows)
-    prepare(load(path), str(path), model, converts=True)
+TOO_LONG = "knows 16 absolute positions and 22 are wanted.*fill"
 
 
-def test_flags_that_contradict_the_checkpoint_are_named(packed, pretrained, tmp_path):
-    for changes, message in (
-        ({"layer_norm_eps": 1e-12}, "layer_norm_eps 1e-05, and the flags say 1e-12: give --layer"),
-        ({"encoder_attention_heads": 4}, "encoder_attention_heads 2, and the flags say 4"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            prepare_for(pretrained["plain"], position_scheme="m4", **changes)
-    with pytest.raises(ValueError, match="is a folder: give the model.pt in it"):
-        train(packed, tmp_path / "run", 16, "--finetune-from-model", tmp_path)
+@pytest.mark.parametrize(
+    ("source", "scheme", "changes", "said"),
+    [
+        ("plain", "m4", {"layer_norm_eps": 1e-12}, "layer_norm_eps 1e-05, and the flags say 1e-12: give --layer"),
+        ("plain", "m4", {"encoder_attention_heads": 4}, "encoder_attention_heads 2, and the flags say 4"),
+        ("plain", "learned", {"max_positions": 22}, TOO_LONG),
+        ("learned", "learned", {"max_positions": 22}, TOO_LONG),
+    ],
+)
+def test_flags_that_contradict_the_checkpoint_are_named(source, scheme, changes, said, pretrained):
+    """As loading does for --finetune-from-model, for a model with other flags."""
+    path = pretrained[source]
+    given = read_encoder(path)
+    model = model_of(given.values | changes | {"position_scheme": scheme}, given.rows)
+    with pytest.raises(ValueError, match=said):
+        prepare(load(path), str(path), model, converts=True)
 
 
 @pytest.mark.parametrize("kind", [*FAMILIES, "marian", *TYPES, "mbart", None])

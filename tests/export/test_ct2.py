@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -13,13 +12,14 @@ import ctranslate2
 import numpy as np
 import pytest
 import torch
-from export.test_transformers_generation import ending
 from fairseq.quantization_utils import quantize_model_scalar
 from fairseq.sequence_generator import SequenceGenerator
 
 from helpers.commands import relpos, train
+from helpers.formats import change_checkpoint
 from helpers.lm_models import randomized
 from helpers.models import small_model, small_task
+from helpers.twins import ending
 from relpos_fairseq.export import ct2
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import read_json
@@ -41,26 +41,25 @@ OTHERS = [
     {"position_scheme": "rope+rel_scalar"},
     {"encoder_position_scheme": "t5", "decoder_position_scheme": "rope"},
     {"encoder_position_scheme": "learned", "decoder_position_scheme": "shaw_keys"},
-    {
-        "position_scheme": "shaw",
-        "encoder_normalize_before": True,
-        "decoder_normalize_before": True,
-        "layernorm_embedding": True,
-        "activation_fn": "gelu",
-    },
+    {"position_scheme": "shaw", "encoder_normalize_before": True, "decoder_normalize_before": True}
+    | {"layernorm_embedding": True, "activation_fn": "gelu"},
     {"position_scheme": "kerple", "encoder_embed_dim": 24, "encoder_attention_heads": 4},
 ]
-REFUSED = {
-    "m1": "gate",
-    "m4": "key_vectors",
-    "m4m": "key_vectors",
-    "tupe": "static_factors",
-    "transformer_xl": "query_offset",
-    "learned+t5": "input",
-    "rope+shaw": "vectors beside a rotation",
-    "shaw+rel_scalar": "vectors beside a bias",
-    "none/t5": "a bias in some of its layers",
-}
+REFUSED = [
+    ("m1", {}, "gate"),
+    ("m4", {}, "key_vectors"),
+    ("m4m", {}, "key_vectors"),
+    ("tupe", {}, "static_factors"),
+    ("transformer_xl", {}, "query_offset"),
+    ("learned+t5", {}, "input"),
+    ("rope+shaw", {}, "vectors beside a rotation"),
+    ("shaw+rel_scalar", {}, "vectors beside a bias"),
+    ("none/t5", {}, "a bias in some of its layers"),
+    ("shaw", {"position_share": "none"}, "query_vectors of each head"),
+    ("rope", {"encoder_embed_dim": 10, "decoder_embed_dim": 10}, "channels that are not rotated"),
+    ("none", {"no_cross_attention": True}, "no cross-attention"),
+    ("none", {"quant_noise_pq": 0.1}, "a projection of its embeddings, of --quant-noise-pq"),
+]
 
 
 def trained(**values):
@@ -74,14 +73,19 @@ def trained(**values):
     return model
 
 
+def written(model, folder):
+    """What an engine reads, the model's words, and the limits that the folder names."""
+    words = small_task().source_dictionary
+    limits = ct2.write(model, words, words, folder, None)
+    return ctranslate2.Translator(str(folder), intra_threads=1), words, limits
+
+
 def difference(model, folder, lengths=(1, 3, 40)) -> float:
     """Largest difference of logits; the lengths lie on both sides of tables' ends."""
-    words = small_task().source_dictionary
-    ct2.write(model, words, words, folder, None)
+    engine, words, _ = written(model, folder)
     generator = torch.Generator().manual_seed(3)
     rows = [torch.randint(4, len(words), (n,), generator=generator) for n in lengths]
     rows = [torch.cat([row, torch.tensor([2])]) for row in rows]
-    engine = ctranslate2.Translator(str(folder), intra_threads=1)
     largest, _, steps = ct2.compare_logits(engine, model, words, words, rows)
     assert steps >= ct2.LEAST_STEPS * len(lengths)
     return largest
@@ -95,8 +99,7 @@ def test_logits_are_the_models(values, tmp_path):
 @pytest.mark.parametrize("name", ["rope", "shaw", "t5", "learned"])
 def test_a_scheme_without_a_table_takes_sources_of_any_length(name, tmp_path):
     """Only a table of positions limits what the folder says that it takes."""
-    words = small_task().source_dictionary
-    limits = ct2.write(trained(position_scheme=name), words, words, tmp_path, None)
+    *_, limits = written(trained(position_scheme=name), tmp_path)
     assert limits == (ct2.Limits(1024, 1024) if name == "learned" else ct2.Limits(None, None))
 
 
@@ -114,10 +117,8 @@ def test_a_search_ends_where_the_decoders_table_ends(name, tmp_path):
     model, task = trained(position_scheme=name, max_source_positions=16, max_target_positions=16), small_task()
     with torch.no_grad():
         model.decoder.output_projection.weight[2] = 0
-    words = task.source_dictionary
-    limits = ct2.write(model, words, words, tmp_path, None)
+    engine, words, limits = written(model, tmp_path)
     assert limits == ((ct2.Limits(1024, 1024)) if name == "none" else ct2.Limits(16, 16))
-    engine = ctranslate2.Translator(str(tmp_path), intra_threads=1)
     rows = [torch.tensor([5, 6, 7, 2]), torch.tensor([9, 2])]
     found = ct2.best_of(engine, [[words[n] for n in row[:-1]] for row in rows], limits.target)
     assert found == ct2.translate(model, task, rows)
@@ -127,12 +128,8 @@ def test_a_search_ends_where_the_decoders_table_ends(name, tmp_path):
 
 def test_a_prefix_is_searched_as_the_readme_says(tmp_path):
     """The engine's scores leave out the prefix, and it ends a sentence at once only where </s> is the best symbol."""
-    model, words = (
-        ending(randomized(small_model(seed=2, position_scheme="shaw"))).float(),
-        small_task().source_dictionary,
-    )
-    ct2.write(model, words, words, tmp_path, None)
-    engine, draw = ctranslate2.Translator(str(tmp_path), intra_threads=1), torch.Generator().manual_seed(1)
+    model = ending(randomized(small_model(seed=2, position_scheme="shaw"))).float()
+    (engine, words, _), draw = written(model, tmp_path), torch.Generator().manual_seed(1)
     given = {"beam_size": 4, "num_hypotheses": 4, "return_scores": True, "suppress_sequences": [["<blank>"]]}
     search = SequenceGenerator([model], words, beam_size=4, max_len_b=30, normalize_scores=False)
     alike = 0
@@ -171,25 +168,13 @@ def test_what_is_not_held_is_refused(name, tmp_path):
         assert "relpos export onnx" in str(error)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_the_reason_is_named(name, tmp_path):
-    with pytest.raises(UserError, match=REFUSED[name]):
-        difference(trained(position_scheme=name), tmp_path)
-
-
-def test_tables_of_each_head_are_refused(tmp_path):
-    with pytest.raises(UserError, match="query_vectors of each head"):
-        difference(trained(position_scheme="shaw", position_share="none"), tmp_path)
-    with pytest.raises(UserError, match="channels that are not rotated"):
-        odd = {"encoder_embed_dim": 10, "decoder_embed_dim": 10}
-        difference(trained(position_scheme="rope", **odd), tmp_path)
+@pytest.mark.parametrize(("scheme", "values", "said"), REFUSED)
+def test_the_reason_is_named(scheme, values, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        difference(trained(position_scheme=scheme, **values), tmp_path)
 
 
 def test_other_parts_are_refused(tmp_path):
-    with pytest.raises(UserError, match="no cross-attention"):
-        difference(trained(position_scheme="none", no_cross_attention=True), tmp_path)
-    with pytest.raises(UserError, match="a projection of its embeddings, of --quant-noise-pq"):
-        difference(trained(position_scheme="none", quant_noise_pq=0.1), tmp_path)
     rounding = quantize_model_scalar(trained(position_scheme="none"), SimpleNamespace(quant_noise_scalar=0.1))
     with pytest.raises(UserError, match="that it rounds, of --quant-noise-scalar"):
         difference(rounding, tmp_path)
@@ -214,10 +199,13 @@ def checkpoint(corpus, tmp_path_factory):
     return folder / "checkpoint_last.pt"
 
 
-def test_the_command_compares_what_it_wrote(checkpoint, tmp_path, capsys):
-    out = tmp_path / "served"
-    assert relpos("export", "ct2", checkpoint, "--out", out) == 0
-    printed = capsys.readouterr().out
+def export(ways, checkpoint, *more, out="served", status=0):
+    """Run `relpos export ct2`."""
+    return ways.run("export", "ct2", checkpoint, "--out", ways / out, *more, status=status)
+
+
+def test_the_command_compares_what_it_wrote(checkpoint, ways):
+    out, printed = ways / "served", export(ways, checkpoint)
     assert "29 sentences of the validation set" in printed
     assert "29 of 29 translations (beam 4) are equal, BLEU of one against the other 100.00" in printed
     facts = read_json(out / ct2.REPORT)
@@ -225,22 +213,17 @@ def test_the_command_compares_what_it_wrote(checkpoint, tmp_path, capsys):
     assert facts["positions"]["decoder"].startswith("shaw ") and facts["longest"] is None
     translator = ctranslate2.Translator(str(out), intra_threads=1)
     assert translator.translate_batch([["w1", "w2"]])[0].hypotheses[0]
-    assert relpos("export", "ct2", checkpoint, "--out", out) == 2
-    assert f"{out} exists" in capsys.readouterr().err
+    assert f"{out} exists" in export(ways, checkpoint, status=2)
 
 
-def test_translate_runs_an_export(checkpoint, corpus, tmp_path, capsys):
+def test_translate_runs_an_export(checkpoint, corpus, ways):
     """The same lines, texts and scores as the checkpoint's, n-best and empty lines included."""
-    out = tmp_path / "served"
-    assert relpos("export", "ct2", checkpoint, "--out", out) == 0
+    out = ways / "served"
+    export(ways, checkpoint)
     lines = ["", *corpus.lines("test", "src")[:9]]
-    (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
-    options = [tmp_path / "in.txt", "--nbest", "2", "--max-len-b", "14", "--jsonl", "--cpu"]
-    found = []
-    for model in (checkpoint, out):
-        capsys.readouterr()
-        assert relpos("translate", model, *options) == 0
-        found.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    (ways / "in.txt").write_text("\n".join(lines) + "\n")
+    options = [ways / "in.txt", "--nbest", "2", "--max-len-b", "14", "--jsonl", "--cpu"]
+    found = [ways.lines("translate", model, *options) for model in (checkpoint, out)]
     for ours, theirs in zip(found[0][1:], found[1][1:], strict=True):
         assert (ours["line"], ours["source"]) == (theirs["line"], theirs["source"])
         pairs = list(zip(ours["hypotheses"], theirs["hypotheses"], strict=True))
@@ -251,11 +234,17 @@ def test_translate_runs_an_export(checkpoint, corpus, tmp_path, capsys):
     assert len(pairs) == 2 and found[0][0] == found[1][0]  # the empty line
     card = (out / "MODEL_CARD.md").read_text()
     assert "comparison: logits" in card and "# The checkpoint" in card
-    assert relpos("translate", out, tmp_path / "in.txt", "--unkpen", "1") == 2
-    assert "--unkpen 1.0: CTranslate2 has none; leave it out" in capsys.readouterr().err
+    said = ways.run("translate", out, ways / "in.txt", "--unkpen", "1", status=2)
+    assert "--unkpen 1.0: CTranslate2 has none; leave it out" in said
     (out / ct2.REPORT).unlink()
-    assert relpos("translate", out, tmp_path / "in.txt") == 2
-    assert "export the checkpoint again" in capsys.readouterr().err
+    assert "export the checkpoint again" in ways.run("translate", out, ways / "in.txt", status=2)
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served") / "folder"
+    assert relpos("export", "ct2", checkpoint, "--out", folder) == 0
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -268,43 +257,35 @@ def test_translate_runs_an_export(checkpoint, corpus, tmp_path, capsys):
         ("relpos.json", b'{"languages": ["en", "de"], "longest": -3}', "longest is -3, and must be a whole number"),
     ],
 )
-def test_a_damaged_export_is_one_line(checkpoint, tmp_path, capsys, name, content, said):
-    assert relpos("export", "ct2", checkpoint, "--out", tmp_path / "exported") == 0
-    (tmp_path / "exported" / name).write_bytes(content)
-    assert relpos("translate", tmp_path / "exported", tmp_path / "exported" / name, "--cpu") == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith(f"error: {tmp_path / 'exported'}") and said in error and "export the checkpoint ag" in error
+def test_a_damaged_export_is_one_line(served, ways, name, content, said):
+    shutil.copytree(served, ways / "served")
+    (ways / "served" / name).write_bytes(content)
+    error = ways.run("translate", ways / "served", ways / "served" / name, "--cpu", status=2).strip().splitlines()[-1]
+    assert error.startswith(f"error: {ways / 'served'}") and said in error and "export the checkpoint ag" in error
 
 
-def test_text_beside_the_checkpoint_is_enough(checkpoint, corpus, tmp_path, capsys):
+def test_text_beside_the_checkpoint_is_enough(checkpoint, corpus, ways):
     """Without the data: random sentences are compared, and the export has its dictionaries."""
-    state = torch.load(checkpoint, weights_only=True)
-    state["cfg"]["task"]["data"] = str(tmp_path / "gone")
-    moved = tmp_path / "moved"
-    moved.mkdir()
-    torch.save(state, moved / "model.pt")
-    assert relpos("export", "ct2", moved / "model.pt", "--out", tmp_path / "none") == 2
-    said = capsys.readouterr().err
-    assert "no text/ beside" in said and "gone" in said and not (tmp_path / "none").exists()
-    shutil.copytree(checkpoint.parent / "text", moved / "text")
-    assert relpos("export", "ct2", moved / "model.pt", "--out", tmp_path / "served") == 0
-    assert "32 random sentences" in capsys.readouterr().out
+    shutil.copy(checkpoint, ways / "model.pt")
+    gone = {"data": str(ways / "gone")}
+    change_checkpoint(ways / "model.pt", lambda state: state["cfg"]["task"].update(gone))
+    said = export(ways, ways / "model.pt", status=2)
+    assert "no text/ beside" in said and "gone" in said and not (ways / "served").exists()
+    shutil.copytree(checkpoint.parent / "text", ways / "text")
+    assert "32 random sentences" in export(ways, ways / "model.pt")
     for name in ("dict.src.txt", "dict.tgt.txt"):
-        ours, theirs = corpus.binary / name, tmp_path / "served" / "text" / name
+        ours, theirs = corpus.binary / name, ways / "served/text" / name
         assert ours.read_bytes() == theirs.read_bytes()
 
 
-def test_quantized_weights_are_smaller(checkpoint, tmp_path, capsys):
-    sizes = []
-    for name, more in (("fp32", ()), ("int8", ("--quantization", "int8"))):
-        assert relpos("export", "ct2", checkpoint, "--out", tmp_path / name, *more) == 0
-        sizes.append((tmp_path / name / "model.bin").stat().st_size)
+def test_quantized_weights_are_smaller(checkpoint, served, ways):
+    assert "int8: 29 sentences" in export(ways, checkpoint, "--quantization", "int8")
+    sizes = [(folder / "model.bin").stat().st_size for folder in (served, ways / "served")]
     assert sizes[1] < 0.6 * sizes[0]
-    assert read_json(tmp_path / "int8" / ct2.REPORT)["comparison"]["logits"] > 1e-5
-    assert "int8: 29 sentences" in capsys.readouterr().out
+    assert read_json(ways / "served" / ct2.REPORT)["comparison"]["logits"] > 1e-5
 
 
-def test_an_engine_that_differs_writes_nothing(checkpoint, tmp_path, monkeypatch, capsys):
+def test_an_engine_that_differs_writes_nothing(checkpoint, ways, monkeypatch):
     fused = ct2.transformer_spec
 
     def wrong(*args):
@@ -314,9 +295,8 @@ def test_an_engine_that_differs_writes_nothing(checkpoint, tmp_path, monkeypatch
         return spec
 
     monkeypatch.setattr(ct2, "transformer_spec", wrong)
-    assert relpos("export", "ct2", checkpoint, "--out", tmp_path / "served") == 2
-    assert "CTranslate2's logits differ by" in capsys.readouterr().err
-    assert not (tmp_path / "served").exists()
+    assert "CTranslate2's logits differ by" in export(ways, checkpoint, status=2)
+    assert not (ways / "served").exists()
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import torch
 
 from cases import randomize
 from helpers import FULL, roberta
-from helpers.commands import relpos
 from helpers.lm_models import RELATIVE, lm_config
 from helpers.models import small_config, small_model, small_task
 from relpos_fairseq.core.scheme import AttentionShape, SchemeOptions
@@ -227,10 +226,12 @@ def test_other_models_are_refused():
 
 
 @pytest.mark.slow
-def test_the_command(briefly, tmp_path, monkeypatch, capsys):
-    checkpoint, out = briefly("--position-scheme", "m4m"), tmp_path / "graphs"
-    assert relpos("export", "onnx", checkpoint, "--out", out) == 0
-    assert "largest difference" in capsys.readouterr().out
+def test_the_command(briefly, ways, monkeypatch):
+    def export(out, *more, status=0):
+        return ways.run("export", "onnx", checkpoint, "--out", ways / out, *more, status=status)
+
+    checkpoint, out = briefly("--position-scheme", "m4m"), ways / "graphs"
+    assert "largest difference" in export("graphs")
     facts = read_json(out / onnx.REPORT)
     assert facts["graphs"]["step.onnx"]["inputs"]["tokens"] == ["batch", "past + 1"]
     assert facts["positions"].startswith("m4m ")
@@ -240,14 +241,12 @@ def test_the_command(briefly, tmp_path, monkeypatch, capsys):
     assert "| encoder.onnx, step.onnx" in card and facts["checkpoint"]["sha256"] in card
     assert "comparison: largest_difference" in card and "| encoder_positions" in card
     monkeypatch.setattr(onnx, "write", lambda graph, path: shutil.copy(out / path.name, path))  # the same graphs
-    assert relpos("export", "onnx", checkpoint, "--out", tmp_path / "int8", "--quantization", "int8") == 0
-    assert read_json(tmp_path / "int8" / onnx.REPORT)["comparison"]["weights"] == "int8"
-    sizes = [sum(path.stat().st_size for path in folder.glob("*.onnx*")) for folder in (out, tmp_path / "int8")]
-    assert sizes[1] < sizes[0] and "in int8: rows x tokens" in capsys.readouterr().out
+    said = export("int8", "--quantization", "int8")
+    assert read_json(ways / "int8" / onnx.REPORT)["comparison"]["weights"] == "int8"
+    sizes = [sum(path.stat().st_size for path in folder.glob("*.onnx*")) for folder in (out, ways / "int8")]
+    assert sizes[1] < sizes[0] and "in int8: rows x tokens" in said
     monkeypatch.setattr(onnx, "QUANTIZED", 0.0)
-    assert relpos("export", "onnx", checkpoint, "--out", tmp_path / "no", "--quantization", "int8") == 2
-    assert "in int8 logits differ by" in capsys.readouterr().err and not (tmp_path / "no").exists()
+    assert "in int8 logits differ by" in export("no", "--quantization", "int8", status=2)
     monkeypatch.setattr(onnx, "agree", lambda apart, size: False)
-    assert relpos("export", "onnx", checkpoint, "--out", tmp_path / "other") == 2
-    assert "the graphs' logits differ by" in capsys.readouterr().err
-    assert not (tmp_path / "other").exists()
+    assert "the graphs' logits differ by" in export("no", status=2)
+    assert not (ways / "no").exists()

@@ -8,65 +8,12 @@ import pytest
 import torch
 import transformers
 
-from helpers.lm_models import lm_config
-from helpers.models import small_config
-from helpers.roberta import SMALL
-from relpos_fairseq.export.transformers import (
-    AUTO,
-    RelPosConfig,
-    RelPosForCausalLM,
-    RelPosForMaskedLM,
-    RelPosForMultipleChoice,
-    RelPosForQuestionAnswering,
-    RelPosForSeq2SeqLM,
-    RelPosForSequenceClassification,
-    RelPosLanguageConfig,
-    RelPosMemoryConfig,
-    RelPosModel,
-    RelPosPreTrained,
-    RelPosTranslationConfig,
-    RelPosWithMemoryForCausalLM,
-)
-from relpos_fairseq.models.configs import RelPosRobertaConfig, RelPosTransformerLMConfig, RelPosTransformerXLConfig
+from helpers import twins
+from helpers.twins import ANSWERS, CAUSAL, CHOICES, MEMORY, MODEL, SEQ2SEQ, built, drawn
+from relpos_fairseq.export import transformers as ours
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
-ROWS, SEGMENT = 24, 16
-ENCODERS = list(dict.fromkeys(AUTO.values()))
-LANGUAGE = [RelPosForCausalLM, RelPosWithMemoryForCausalLM]
-EVERY = [*ENCODERS, *LANGUAGE, RelPosForSeq2SeqLM]
 TWO_WAY = [name for name in scheme_names() if not REGISTER[name].causal_only]
-
-
-def values_of(config, **values):
-    for name, value in values.items():
-        assert hasattr(config, name), name
-        setattr(config, name, value)
-    return {name: value for name, value in vars(config).items() if not name.startswith("_")}
-
-
-def built(cls, scheme="m4", **values):
-    """A small model of one of our classes, in fp64 and evaluation mode."""
-    torch.manual_seed(1)
-    if issubclass(cls, RelPosPreTrained):
-        own = values_of(RelPosRobertaConfig(), **SMALL, max_positions=40, position_scheme=scheme, **values)
-        return cls(RelPosConfig(own, ROWS, num_labels=3)).double().eval()
-    if cls is RelPosForSeq2SeqLM:
-        own = values_of(small_config(position_scheme=scheme, **values))
-        return cls(RelPosTranslationConfig(own, ROWS, source_rows=ROWS)).double().eval()
-    if cls is RelPosWithMemoryForCausalLM:
-        values = {"tokens_per_sample": SEGMENT, "mem_len": 20, "position_scheme": "transformer_xl"} | values
-        return cls(RelPosMemoryConfig(values_of(lm_config(RelPosTransformerXLConfig, **values)), ROWS)).double().eval()
-    own = values_of(lm_config(RelPosTransformerLMConfig, position_scheme=scheme, **values))
-    return cls(RelPosLanguageConfig(own, ROWS)).double().eval()
-
-
-def drawn(cls, length=7):
-    shape = (2, 3, length) if cls is RelPosForMultipleChoice else (2, length)
-    draw = torch.Generator().manual_seed(5)
-    given = {"input_ids": torch.randint(4, ROWS, shape, generator=draw)}
-    if cls is RelPosForSeq2SeqLM:
-        given["decoder_input_ids"] = torch.randint(4, ROWS, (2, 5), generator=draw)
-    return given
 
 
 def states_of(found, kind):
@@ -74,28 +21,28 @@ def states_of(found, kind):
 
 
 @pytest.mark.parametrize("normed_before", [False, True])
-@pytest.mark.parametrize("cls", EVERY)
+@pytest.mark.parametrize("cls", twins.EVERY)
 @torch.no_grad()
 def test_hidden_states_and_attentions(cls, normed_before):
-    sides = ["encoder"] * hasattr(cls, "stacks") if cls in ENCODERS else ["decoder"]
+    sides = ["encoder"] * hasattr(cls, "stacks") if cls in twins.ENCODERS else ["decoder"]
     model = built(cls, **{f"{side}_normalize_before": normed_before for side in sides})
     given = drawn(cls)
     plain, found = model(**given), model(**given, output_hidden_states=True, output_attentions=True)
     torch.testing.assert_close(found[0], plain[0], rtol=0, atol=1e-6)
-    rows, length = (6, 7) if cls is RelPosForMultipleChoice else (2, 5 if cls is RelPosForSeq2SeqLM else 7)
+    rows, length = (6, 7) if cls is CHOICES else (2, 5 if cls is SEQ2SEQ else 7)
     hidden, attentions = states_of(found, "hidden_states"), states_of(found, "attentions")
     assert [part.shape for part in hidden] == [(rows, length, 16)] * 3
     assert [part.shape for part in attentions] == [(rows, 2, length, length)] * 2
     for part in attentions:
         torch.testing.assert_close(part.sum(-1), torch.ones(rows, 2, length).double())
-    if cls is RelPosModel:
+    if cls is MODEL:
         assert torch.equal(hidden[-1], found.last_hidden_state)
-    if cls is RelPosForSeq2SeqLM:
+    if cls is SEQ2SEQ:
         assert [part.shape for part in found.cross_attentions] == [(2, 2, 5, 7)] * 2
         assert [part.shape for part in found.encoder_attentions] == [(2, 2, 7, 7)] * 2
         assert [part.shape for part in found.encoder_hidden_states] == [(2, 7, 16)] * 3
         assert torch.equal(found.encoder_hidden_states[-1], found.encoder_last_hidden_state)
-    if cls in LANGUAGE:
+    if cls in twins.LANGUAGE:
         scores = torch.nn.functional.linear(hidden[-1], model.get_output_embeddings().weight)
         torch.testing.assert_close(scores, found.logits)
     for name in ("output_attentions", "output_hidden_states"):
@@ -111,19 +58,29 @@ def test_hidden_states_and_attentions(cls, normed_before):
 @torch.no_grad()
 def test_attentions_of_every_scheme(scheme):
     """The fused kernels have none; the outputs beside them are the same."""
-    model, given = built(RelPosModel, scheme), drawn(RelPosModel)
+    model, given = built(MODEL, scheme), drawn(MODEL)
     given["attention_mask"] = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
     found = model(**given, output_attentions=True)
     torch.testing.assert_close(found[0], model(**given)[0], rtol=0, atol=1e-5)
     for part in found.attentions:
         assert float(part[1, :, :, 4:].abs().max()) == 0.0
         torch.testing.assert_close(part.sum(-1), torch.ones(2, 2, 7).double())
+    # Tokens attend to those where their row of the mask is 1: two halves are two sentences.
+    given = drawn(MODEL, 8)
+    pairs = torch.block_diag(torch.ones(5, 5), torch.ones(3, 3)).expand(2, 8, 8)
+    found = model(**given, attention_mask=pairs, output_attentions=True)
+    for part in found.attentions:
+        assert float(part[..., :5, 5:].abs().max()) == float(part[..., 5:, :5].abs().max()) == 0.0
+    if not REGISTER[scheme].absolute:
+        alone = model(given["input_ids"][:, :5])[0]
+        torch.testing.assert_close(found[0][:, :5], alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(model(**given, attention_mask=torch.ones(2, 8, 8))[0], model(**given)[0])
 
 
 @torch.no_grad()
 def test_attentions_of_a_backend_that_has_none():
-    model = built(RelPosModel, "rope", attention_backend="sdpa")
-    given = drawn(RelPosModel)
+    model = built(MODEL, "rope", attention_backend="sdpa")
+    given = drawn(MODEL)
     found = model(**given, output_attentions=True)
     torch.testing.assert_close(found[0], model(**given)[0])
     assert model.stacks()[0].layers[0].self_attn.backend == "sdpa"
@@ -132,12 +89,12 @@ def test_attentions_of_a_backend_that_has_none():
 @torch.no_grad()
 def test_attentions_over_segments():
     """A model with memory attends over it, and over no token after or beyond."""
-    model = built(RelPosWithMemoryForCausalLM)
-    given = drawn(RelPosWithMemoryForCausalLM, 40)
+    model = built(MEMORY)
+    given = drawn(MEMORY, 40)
     found = model(**given, output_attentions=True, output_hidden_states=True)
     torch.testing.assert_close(found.logits, model(**given).logits)
     distance = torch.arange(40)[:, None] - torch.arange(40)
-    far = distance > torch.arange(40)[:, None] % SEGMENT + 20
+    far = distance > torch.arange(40)[:, None] % twins.SEGMENT + 20
     for part in found.attentions:
         assert part.shape == (2, 2, 40, 40)
         assert bool((part > 0).eq(~far & (distance >= 0)).all())
@@ -148,7 +105,7 @@ def test_attentions_over_segments():
         model(**given, output_attentions=True)
 
 
-@pytest.mark.parametrize("cls", EVERY)
+@pytest.mark.parametrize("cls", twins.EVERY)
 @torch.no_grad()
 def test_return_dict(cls):
     model, given = built(cls), drawn(cls)
@@ -158,16 +115,18 @@ def test_return_dict(cls):
     assert torch.equal(found[0], expected[0])
     model.config.return_dict = False
     assert isinstance(model(**given), tuple) and "logits" not in dir(model(**given))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'position_id'"):
+        model(**given, position_id=1)
 
 
 @pytest.mark.parametrize("length", [7, 40])
-@pytest.mark.parametrize("cls", EVERY)
+@pytest.mark.parametrize("cls", twins.EVERY)
 @torch.no_grad()
 def test_inputs_embeds(cls, length):
     model, given = built(cls), drawn(cls, length)
     expected = model(**given)[0]
     embeds = {"inputs_embeds": model.get_input_embeddings()(given["input_ids"])}
-    if cls is RelPosForSeq2SeqLM:
+    if cls is SEQ2SEQ:
         embeds["decoder_inputs_embeds"] = model.model.decoder.embed_tokens(given["decoder_input_ids"])
     torch.testing.assert_close(model(**embeds)[0], expected, rtol=0, atol=1e-6)
     with pytest.raises(ValueError, match="both input_ids and inputs_embeds"):
@@ -177,49 +136,49 @@ def test_inputs_embeds(cls, length):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("cls", EVERY)
+@pytest.mark.parametrize("cls", twins.EVERY)
 @torch.no_grad()
 def test_resize_token_embeddings(cls, shared, tmp_path):
-    values = {"untie_weights_roberta": not shared} if cls in ENCODERS else {}
-    if cls is RelPosForSeq2SeqLM:
+    values = {"untie_weights_roberta": not shared} if cls in twins.ENCODERS else {}
+    if cls is SEQ2SEQ:
         values = {"share_all_embeddings": shared, "share_decoder_input_output_embed": shared}
-    elif cls in LANGUAGE:
+    elif cls in twins.LANGUAGE:
         values = {"share_decoder_input_output_embed": shared}
     model, given = built(cls, **values), drawn(cls)
     model.config.tie_word_embeddings = shared
-    if cls is RelPosForSeq2SeqLM and not shared:
+    if cls is SEQ2SEQ and not shared:
         with pytest.raises(ValueError, match="embeddings of their own"):
             model.resize_token_embeddings(30)
         return
     before = model(**given)[0]
-    for rows in (30, 20, ROWS + 8):
+    for rows in (30, 20, twins.ROWS + 8):
         assert len(model.resize_token_embeddings(rows).weight) == rows == model.config.vocab_size
-    assert len(model.get_output_embeddings().weight) == ROWS + 8
-    given["input_ids"][..., -1] = ROWS + 7
+    assert len(model.get_output_embeddings().weight) == twins.ROWS + 8
+    given["input_ids"][..., -1] = twins.ROWS + 7
     after = model(**given)[0]
     assert after.isfinite().all() and after.shape[:-1] == before.shape[:-1]
-    assert after.size(-1) == (ROWS + 8 if before.size(-1) == ROWS else before.size(-1))
+    assert after.size(-1) == (twins.ROWS + 8 if before.size(-1) == twins.ROWS else before.size(-1))
     model.save_pretrained(tmp_path)
     again = cls.from_pretrained(tmp_path).double().eval()
     torch.testing.assert_close(again(**given)[0], after, rtol=0, atol=1e-5)
     given["input_ids"][..., -1] = 19
     given["input_ids"] = given["input_ids"].clamp(max=19)
     small = model(**given)[0]
-    kept = slice(None) if before.size(-1) != ROWS else slice(20)
-    if cls is not RelPosForSeq2SeqLM:
+    kept = slice(None) if before.size(-1) != twins.ROWS else slice(20)
+    if cls is not SEQ2SEQ:
         torch.testing.assert_close(small[..., kept], built(cls, **values)(**given)[0][..., kept])
 
 
 def test_an_adaptive_vocabulary_is_not_resized():
-    model = built(RelPosForCausalLM, adaptive_softmax_cutoff="8,16")
+    model = built(CAUSAL, adaptive_softmax_cutoff="8,16")
     with pytest.raises(NotImplementedError, match="adaptive softmax"):
         model.resize_token_embeddings(30)
 
 
-@pytest.mark.parametrize("cls", EVERY)
-def test_gradient_checkpointing(cls):
-    """Gradients are the same, with attentions too; layers are run twice."""
-    model, given = built(cls).train(), drawn(cls)
+@pytest.mark.parametrize(("cls", "masked"), [*((cls, False) for cls in twins.EVERY), (MODEL, True)])
+def test_gradient_checkpointing(cls, masked):
+    """Gradients are the same, with attentions and masks of pairs too; layers are run twice."""
+    model, given = built(cls).train(), drawn(cls) | ({"attention_mask": torch.ones(2, 7, 7).tril()} if masked else {})
     ran = []
     for stack in model.stacks():
         stack.layers[0].fc1.register_forward_hook(lambda *_: ran.append(1))
@@ -228,7 +187,7 @@ def test_gradient_checkpointing(cls):
         ran.clear()
         model.zero_grad()
         found = model(**given, **more)
-        (found[0] if cls is not RelPosForQuestionAnswering else found.start_logits).square().sum().backward()
+        (found[0] if cls is not ANSWERS else found.start_logits).square().sum().backward()
         return {name: part.grad for name, part in model.named_parameters() if part.grad is not None}, len(ran)
 
     expected, once = gradients()
@@ -246,52 +205,23 @@ def test_gradient_checkpointing(cls):
 def test_there_is_no_pooler():
     """As of DistilBERT: nothing trained one."""
     with pytest.raises(AttributeError, match="pooler_output"):
-        _ = built(RelPosModel)(**drawn(RelPosModel)).pooler_output
+        _ = built(MODEL)(**drawn(MODEL)).pooler_output
 
 
-@pytest.mark.parametrize("scheme", TWO_WAY)
-@torch.no_grad()
-def test_masks_of_pairs(scheme):
-    """Tokens attend to those where their row of the mask is 1: two halves are two sentences."""
-    model, given = built(RelPosModel, scheme), drawn(RelPosModel, 8)
-    pairs = torch.block_diag(torch.ones(5, 5), torch.ones(3, 3)).expand(2, 8, 8)
-    found = model(**given, attention_mask=pairs, output_attentions=True)
-    for part in found.attentions:
-        assert float(part[..., :5, 5:].abs().max()) == float(part[..., 5:, :5].abs().max()) == 0.0
-    if not REGISTER[scheme].absolute:
-        alone = model(given["input_ids"][:, :5])[0]
-        torch.testing.assert_close(found[0][:, :5], alone, rtol=0, atol=1e-5)
-    torch.testing.assert_close(model(**given, attention_mask=torch.ones(2, 8, 8))[0], model(**given)[0])
-
-
-def test_masks_of_pairs_with_gradient_checkpointing():
-    model, given = built(RelPosModel).train(), drawn(RelPosModel)
-    pairs = torch.ones(2, 7, 7).tril()
-
-    def gradient():
-        model.zero_grad()
-        model(**given, attention_mask=pairs)[0].square().sum().backward()
-        return model.get_input_embeddings().weight.grad
-
-    expected = gradient()
-    model.gradient_checkpointing_enable()
-    torch.testing.assert_close(gradient(), expected)
-
-
-@pytest.mark.parametrize("cls", EVERY)
-@pytest.mark.parametrize("shape", [(2, 6), (2, 7, 6), (2, 1, 7, 7)])
-def test_masks_that_do_not_fit(cls, shape):
+@pytest.mark.parametrize("cls", twins.EVERY)
+def test_masks_that_do_not_fit(cls):
     """Transformers' own error."""
-    if cls is RelPosForMultipleChoice:
-        shape = (2, 3, *shape[1:])
-    with pytest.raises(ValueError, match="Wrong shape for input_ids .* or attention_mask"):
-        built(cls)(**drawn(cls), attention_mask=torch.ones(shape))
+    model, given = built(cls), drawn(cls)
+    for shape in ((6,), (7, 6), (1, 7, 7)):
+        mask = torch.ones(2, *[3] * (cls is CHOICES), *shape)
+        with pytest.raises(ValueError, match="Wrong shape for input_ids .* or attention_mask"):
+            model(**given, attention_mask=mask)
 
 
 @torch.no_grad()
 def test_positions_of_answers():
     """Those beyond the text do not count, and (B, 1) is (B,), as of BERT."""
-    model, given = built(RelPosForQuestionAnswering), drawn(RelPosForQuestionAnswering)
+    model, given = built(ANSWERS), drawn(ANSWERS)
     start, end = torch.tensor([3, 2]), torch.tensor([4, 6])
     found = model(**given, start_positions=start, end_positions=end)
     taken = [found.start_logits.log_softmax(-1), found.end_logits.log_softmax(-1)]
@@ -303,19 +233,13 @@ def test_positions_of_answers():
     torch.testing.assert_close(beyond.loss, -(taken[0][0, 3] + taken[1][0, 4]) / 2)
 
 
-@pytest.mark.parametrize("cls", EVERY)
-def test_an_unknown_keyword(cls):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'position_id'"):
-        built(cls)(**drawn(cls), position_id=1)
-
-
-@pytest.mark.parametrize("cls", [*LANGUAGE, RelPosForSeq2SeqLM])
+@pytest.mark.parametrize("cls", twins.GENERATING)
 @torch.no_grad()
 def test_the_cache_takes_new_tokens_alone(cls):
     """As GPT-2's: one or several at a time, with scores and states of each."""
-    name = "decoder_input_ids" if cls is RelPosForSeq2SeqLM else "input_ids"
+    name = "decoder_input_ids" if cls is SEQ2SEQ else "input_ids"
     model, given = built(cls, **{"max_target_positions": 64}), drawn(cls)
-    tokens = torch.randint(4, ROWS, (2, 37), generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(4, twins.ROWS, (2, 37), generator=torch.Generator().manual_seed(2))
     asked = {"output_attentions": True, "output_hidden_states": True}
     whole = model(**given | {name: tokens}, **asked)
     scores, hidden, attentions, cache, done = [], [], [], None, 0
@@ -333,13 +257,13 @@ def test_the_cache_takes_new_tokens_alone(cls):
 
 
 def test_embeddings_with_memory_have_no_cache():
-    model, given = built(RelPosWithMemoryForCausalLM), drawn(RelPosWithMemoryForCausalLM)
+    model, given = built(MEMORY), drawn(MEMORY)
     embeds = model.get_input_embeddings()(given["input_ids"])
     with pytest.raises(ValueError, match="a model with memory reads tokens again"):
         model(inputs_embeds=embeds, use_cache=True)
 
 
-@pytest.mark.parametrize("cls", [RelPosForCausalLM, RelPosForSeq2SeqLM])
+@pytest.mark.parametrize("cls", [CAUSAL, SEQ2SEQ])
 @torch.no_grad()
 def test_generation_from_embeddings(cls):
     model, given = built(cls), {"input_ids": drawn(cls)["input_ids"]}
@@ -350,7 +274,7 @@ def test_generation_from_embeddings(cls):
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("cls", [*LANGUAGE, RelPosForSeq2SeqLM])
+@pytest.mark.parametrize("cls", twins.GENERATING)
 @torch.no_grad()
 def test_states_of_generation(cls, use_cache):
     model, given = built(cls), {"input_ids": drawn(cls)["input_ids"]}
@@ -366,7 +290,7 @@ def test_states_of_generation(cls, use_cache):
         assert [part.shape for part in weights] == [(2, 2, rows, begun + step)] * 2
 
 
-@pytest.mark.parametrize("cls", LANGUAGE)
+@pytest.mark.parametrize("cls", twins.LANGUAGE)
 @torch.no_grad()
 def test_generation_goes_on_from_a_cache(cls):
     model, given = built(cls), drawn(cls)
@@ -377,7 +301,7 @@ def test_generation_goes_on_from_a_cache(cls):
     assert torch.equal(again.sequences, whole.sequences)
 
 
-@pytest.mark.parametrize("cls", [*LANGUAGE, RelPosForSeq2SeqLM])
+@pytest.mark.parametrize("cls", twins.GENERATING)
 def test_searches_that_cut_a_cache_are_refused(cls):
     """Transformers' own error."""
     with pytest.raises(ValueError, match="stateful|custom_generate|trust_remote_code"):
@@ -387,11 +311,11 @@ def test_searches_that_cut_a_cache_are_refused(cls):
 
 def test_pre_training_is_the_masked_lm():
     """As transformers registers its RoBERTa."""
-    config = copy.deepcopy(built(RelPosForMaskedLM).config)
-    assert isinstance(transformers.AutoModelForPreTraining.from_config(config), RelPosForMaskedLM)
+    config = copy.deepcopy(built(ours.RelPosForMaskedLM).config)
+    assert isinstance(transformers.AutoModelForPreTraining.from_config(config), ours.RelPosForMaskedLM)
 
 
 def test_a_classifier_has_the_trainers_loss():
     """Trainer divides the loss of accumulated batches by itself, unless forward takes any keyword."""
-    assert "num_items_in_batch" not in RelPosForSequenceClassification.forward.__code__.co_varnames
-    assert not RelPosForSequenceClassification.forward.__code__.co_flags & 0x08
+    assert "num_items_in_batch" not in ours.RelPosForSequenceClassification.forward.__code__.co_varnames
+    assert not ours.RelPosForSequenceClassification.forward.__code__.co_flags & 0x08

@@ -6,99 +6,30 @@ import shutil
 
 import pytest
 import torch
-import transformers
 from fairseq.sequence_generator import SequenceGenerator
 
 from helpers import FULL
-from helpers.commands import relpos, train
-from helpers.exported import fairseqs
-from helpers.lm_models import lm_config, randomized, small_xl
+from helpers.commands import train
+from helpers.exported import fairseqs, generating
 from helpers.models import small_config, small_task
+from helpers.twins import language, translation, values_of, with_memory
 from relpos_fairseq.export import transformers_folder as decoders
-from relpos_fairseq.export.transformers import (
-    RelPosForCausalLM,
-    RelPosForSeq2SeqLM,
-    RelPosLanguageConfig,
-    RelPosMemoryConfig,
-    RelPosTranslationConfig,
-    RelPosWithMemoryForCausalLM,
-)
+from relpos_fairseq.export.transformers import RelPosForSeq2SeqLM, RelPosTranslationConfig
 from relpos_fairseq.formats.base import read
 from relpos_fairseq.inference.checkpoints.loading import load_translator
 from relpos_fairseq.inference.translator import Batching, Search, translate
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.lines import read_lines
-from relpos_fairseq.models.building import build_generating
-from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
-from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
-from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
-from relpos_fairseq.saved.checkpoint import OURS, checkpoint_of
+from relpos_fairseq.saved.checkpoint import OURS
 from relpos_fairseq.saved.model import SavedModel
-from relpos_fairseq.schemes import REGISTER, scheme_names
+from relpos_fairseq.schemes import scheme_names
 
 LONGEST = 30
 SEEDS = range(1, 9)  # of models, until one of them ends a sentence
-SEARCH = {
-    "suppress_tokens": [1],
-    "min_new_tokens": 1,
-    "early_stopping": True,
-    "do_sample": False,
-    "max_new_tokens": LONGEST,
-    "output_scores": True,
-    "return_dict_in_generate": True,
-}
+GREEDY = {"do_sample": False, "suppress_tokens": [1]}
+SEARCH = {"min_new_tokens": 1, "early_stopping": True, "max_new_tokens": LONGEST, "output_scores": True, **GREEDY}
+SEARCH |= {"return_dict_in_generate": True}
 EVERY = [*scheme_names(), "rope+m4", "rope+t5/t5+m4"]
-
-
-def values_of(config) -> dict:
-    return {name: value for name, value in vars(config).items() if not name.startswith("_")}
-
-
-def translation(scheme: str, seed: int):
-    """A small model, of which most let sentences end, and its twin for transformers."""
-    one_way = scheme in REGISTER and REGISTER[scheme].causal_only
-    sides = {"position_scheme": scheme}
-    if one_way:
-        sides = {"position_scheme": "none", "decoder_position_scheme": scheme}
-    config = small_config(max_source_positions=64, max_target_positions=64, **sides)
-    torch.manual_seed(seed)
-    model = RelPosTransformerModel.build_model(config, small_task())
-    model = ending(randomized(model))
-    twin = RelPosForSeq2SeqLM(RelPosTranslationConfig(values_of(config), 24, source_rows=24, eos_token_id=2))
-    return model, loaded(twin, model)
-
-
-def language(scheme: str, seed: int):
-    """The same for a language model."""
-    config = lm_config(RelPosTransformerLMConfig, position_scheme=scheme)
-    torch.manual_seed(seed)
-    model = RelPosTransformerLanguageModel.build_model(config, small_task())
-    model = ending(randomized(model))
-    twin = RelPosForCausalLM(RelPosLanguageConfig(values_of(config), 24))
-    return model, loaded(twin, model)
-
-
-@torch.no_grad()
-def ending(model):
-    """Let tokens depend on what is before them, and </s> be as likely as the best of others."""
-    draw = torch.Generator().manual_seed(7)
-    decoder = model.decoder
-    decoder.embed_tokens.weight[4:] = 1.5 * torch.randn(20, 16, generator=draw).double()
-    rows = 0.5 * torch.randn(24, 16, generator=draw).double()
-    tokens = torch.randint(4, 24, (8, 12), generator=draw)
-    encoded = model.encoder(tokens) if hasattr(model, "encoder") else None
-    features = decoder.extract_features(tokens, encoded)[0].flatten(0, 1)
-    common = features.mean(0)
-    rows -= (rows @ common)[:, None] * common / common.square().sum()
-    likely = (features @ rows.T).amax(-1).mean()
-    rows[2] = 0.5 * rows[2] + 0.9 * likely * common / common.square().sum()
-    decoder.output_projection.weight.copy_(rows)
-    return model
-
-
-def loaded(twin, model):
-    twin.double().eval().model.load_state_dict(model.state_dict())
-    return twin
 
 
 def until_end(row) -> list[int]:
@@ -169,16 +100,15 @@ def test_the_defaults_of_a_folder_are_fairseqs_search():
 
 
 @pytest.mark.skipif(not FULL, reason="trains the quickstart for a minute: RELPOS_ONNX=full")
-def test_a_trained_folder_translates_as_relpos_translate(tmp_path):
+def test_a_trained_folder_translates_as_relpos_translate(ways):
     """The quickstart's corpus: 120 short and 80 long sentences."""
-    assert relpos("quickstart", "--out", tmp_path / "run", "--max-update", "300", "--threads", "1") == 0
-    [checkpoint] = (tmp_path / "run").rglob("checkpoint_best.pt")
-    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
-    [raw] = (tmp_path / "run").glob("data/*/raw")
+    ways.run("quickstart", "--out", ways / "run", "--max-update", "300", "--threads", "1")
+    [checkpoint] = (ways / "run").rglob("checkpoint_best.pt")
+    ways.export(checkpoint)
+    [raw] = (ways / "run").glob("data/*/raw")
     lines = [*list(read_lines(raw / "test.en"))[:120], *list(read_lines(raw / "test_long.en"))[:80]]
     ours = translate(load_translator(checkpoint, None, True), lines, Search(), Batching(max_sentences=40))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    tokenizer, model = ways.tokenizer("out"), ways.opened("out", "AutoModelForSeq2SeqLM")
     theirs = []
     for start in range(0, len(lines), 40):
         batch = tokenizer(lines[start : start + 40], padding=True, return_tensors="pt")
@@ -223,73 +153,46 @@ def trained(corpus, tmp_path_factory):
 
 
 @torch.no_grad()
-def test_a_checkpoint_becomes_a_folder(trained, tmp_path):
+def test_a_checkpoint_becomes_a_folder(trained, ways):
     """Text in, text out; saved again and loaded again; the card says what is known."""
-    assert relpos("export", "transformers", trained, "--out", tmp_path / "out") == 0
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out", trust_remote_code=True)
-    auto = transformers.AutoModelForSeq2SeqLM
-    model = auto.from_pretrained(tmp_path / "out", trust_remote_code=True).eval()
+    ways.export(trained)
+    tokenizer, model = ways.tokenizer("out"), ways.opened("out", "AutoModelForSeq2SeqLM")
     source = tokenizer(["w1 w2 w3", "w4"], padding=True, return_tensors="pt")
     assert source["input_ids"][1].tolist()[1:] == [2, 1, 1]
     found = model.generate(**source, num_beams=3, max_new_tokens=8)
     texts = [tokenizer.decode(row, skip_special_tokens=True) for row in found]
     assert texts == fairseqs(trained, source["input_ids"])
-    model.save_pretrained(tmp_path / "again")
-    again = auto.from_pretrained(tmp_path / "again", trust_remote_code=True).eval()
+    model.save_pretrained(ways / "again")
+    again = ways.opened("again", "AutoModelForSeq2SeqLM")
     labels = source["input_ids"].masked_fill(source["input_ids"] == 1, -100)
     before, after = (one(**source, labels=labels) for one in (model, again))
     torch.testing.assert_close(after.logits, before.logits, rtol=0, atol=1e-5)
-    assert before.loss > 0 and not list((tmp_path / "again").glob("*.bin"))
-    assert "decoder: position scheme" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert before.loss > 0 and not list((ways / "again").glob("*.bin"))
+    assert "decoder: position scheme" in (ways / "out/MODEL_CARD.md").read_text()
 
 
 @pytest.mark.parametrize("kind", [*OURS][1:])
 @torch.no_grad()
-def test_the_way_back(kind, trained, tmp_path):
+def test_the_way_back(kind, trained, ways):
     """What transformers saved again is a checkpoint of the same model, with its text."""
-    if kind == "relpos_transformer":
-        auto, checkpoint, sides = transformers.AutoModelForSeq2SeqLM, trained, ("src", "tgt")
-    else:
-        auto, sides = transformers.AutoModelForCausalLM, (None,)
-        values = {"position_scheme": "shaw", "share_decoder_input_output_embed": True}
-        values |= {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_layers": 2}
-        values |= {"decoder_attention_heads": 2, "tokens_per_sample": 20}
-        values |= {"mem_len": 8} if kind.endswith("xl") else {}
-        model = randomized(build_generating(kind, values, (24, 24))).float()
-        task = {"_name": OURS[kind].task, "tokens_per_sample": 20}
-        made = checkpoint_of(kind, values, model.state_dict(), task)
-        (tmp_path / "text").mkdir()
-        text = "".join(f"w{number} 1\n" for number in range(20))
-        (tmp_path / "text" / "dict.txt").write_text(text)
-        checkpoint = tmp_path / "lm.pt"
-        torch.save(made, checkpoint)
-    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
-    model = auto.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    two = kind == "relpos_transformer"
+    checkpoint = trained if two else generating(kind, ways.here, scheme="shaw")
+    ways.export(checkpoint)
+    model = ways.opened("out", "AutoModelForSeq2SeqLM" if two else "AutoModelForCausalLM")
     next(model.parameters()).add_(0.5)  # as a training does
-    model.save_pretrained(tmp_path / "saved")
-    shutil.copytree(tmp_path / "out" / "text", tmp_path / "saved" / "text")
-    assert relpos("convert", tmp_path / "saved", "--to", "same", "--out", tmp_path / "back") == 0
-    loaded, task = SavedModel.open(tmp_path / "back" / "model.pt").build_anyway(tmp_path / "back" / "text")
+    model.save_pretrained(ways / "saved")
+    shutil.copytree(ways / "out/text", ways / "saved/text")
+    ways.convert("saved", "back")
+    loaded, task = SavedModel.open(ways / "back/model.pt").build_anyway(ways / "back/text")
     before, _ = SavedModel.open(checkpoint).build_anyway(None)
     tokens = torch.tensor([[2, 5, 6, 7], [2, 9, 4, 8]])
-    given = {"input_ids": tokens, "decoder_input_ids": tokens} if len(sides) > 1 else {"input_ids": tokens}
-    ours = loaded(*((tokens, None, tokens) if len(sides) > 1 else (tokens,)))[0]
-    torch.testing.assert_close(ours, model.eval()(**given).logits, rtol=0, atol=1e-5)
+    given = {"input_ids": tokens} | ({"decoder_input_ids": tokens} if two else {})
+    ours = loaded(*((tokens, None, tokens) if two else (tokens,)))[0]
+    torch.testing.assert_close(ours, model(**given).logits, rtol=0, atol=1e-5)
     assert not torch.equal(*(next(one.parameters()) for one in (loaded, before)))
-    if len(sides) > 1:
-        assert (task.cfg.source_lang, task.cfg.target_lang) == sides
+    if two:
+        assert (task.cfg.source_lang, task.cfg.target_lang) == ("src", "tgt")
     assert len(task.target_dictionary) == len(loaded.decoder.dictionary)
-
-
-def with_memory(scheme: str):
-    """A small model of segments of 4 tokens, its twin for transformers, and prompts of 6."""
-    values = {"mem_len": 6, "tokens_per_sample": 4, "position_scheme": scheme}
-    model = randomized(small_xl(**values))
-    config = lm_config(RelPosTransformerXLConfig, **values)
-    words = len(model.decoder.dictionary)
-    twin = RelPosWithMemoryForCausalLM(RelPosMemoryConfig(values_of(config), words, pad_token_id=1))
-    prompt = torch.randint(4, words, (3, 6), generator=torch.Generator().manual_seed(6))
-    return model, loaded(twin, model), prompt
 
 
 @pytest.mark.parametrize("padding", [3, 4, 5])
@@ -299,13 +202,7 @@ def test_memory_is_the_cache(scheme, padding):
     """Tokens beyond a segment see what it left, in greedy and in beam search."""
     model, twin, prompt = with_memory(scheme)
     prompt[1, :padding] = 1
-    given = {
-        "attention_mask": (prompt != 1).long(),
-        "max_new_tokens": 9,
-        "eos_token_id": None,
-        "do_sample": False,
-        "suppress_tokens": [1],
-    }
+    given = {"attention_mask": (prompt != 1).long(), "max_new_tokens": 9, "eos_token_id": None} | GREEDY
     found = {beam: twin.generate(prompt, num_beams=beam, **given) for beam in (1, 3)}
     whole = twin(found[1]).logits
     memory, rows = None, []
@@ -327,14 +224,7 @@ def test_rows_that_ended_do_not_stop_others(beam):
     _, twin, prompt = with_memory("m4")
     ended = 0
     for end in (3, 7, 22):
-        given = {
-            "max_new_tokens": 9,
-            "do_sample": False,
-            "suppress_tokens": [1],
-            "num_beams": beam,
-            "early_stopping": beam > 1,
-            "eos_token_id": end,
-        }
+        given = {"max_new_tokens": 9, "num_beams": beam, "early_stopping": beam > 1, "eos_token_id": end} | GREEDY
         found = twin.generate(prompt, **given)
         assert torch.equal(found, twin.generate(prompt, use_cache=False, **given))
         ended += int((found[:, 9:] == 1).any(1).sum())

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import site
 import subprocess
-import sys
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from conversion.test_conversion_huggingface import bert
-from conversion.test_conversion_translation import marian
 
 from helpers import FULL, ROOT
 from helpers.commands import relpos, train
 from helpers.exported import fairseqs, hub_of, write_checkpoint
+from helpers.formats import bert, change_checkpoint, marian
+from helpers.releases import installed, run_in
 from helpers.tokenizers import SENTENCES, TRAINED, lines, write_folders
 from helpers.tokenizers import train as train_kind
 from relpos_fairseq.text import load_tokenizer
@@ -27,35 +24,8 @@ from relpos_fairseq.text.transformers_files import transformers_files
 OLDEST, _, NEWEST = RELEASES = ("4.44.2", "4.46.3", "5.24.0")  # 4.46 copies no code of a folder
 READING, IDS, WRITING = (RELEASES,) * 3 if FULL else ((OLDEST,), (NEWEST,), ())  # releases of each test
 SCRIPT = Path(__file__).with_name("use_in_transformers.py")
-ENVIRONMENTS = "RELPOS_TRANSFORMERS_ENVIRONMENTS"  # where they are kept between runs
-TASK = {
-    "_name": "sentence_prediction",
-    "classification_head_name": "mine",
-    "init_token": 0,
-    "separator_token": 2,
-    "num_classes": 3,
-}
-
-
-@cache
-def installed(folder: Path, release: str) -> Path:
-    """Python with a release of transformers and, below it, this environment's packages."""
-    home = Path(os.environ.get(ENVIRONMENTS, folder)) / f"transformers-{release}"
-    python = home / "bin" / "python"
-    if not python.is_file():
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)  # it has ours
-        [packages] = home.glob("lib/python*/site-packages")
-        (packages / "below.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    wanted = (f"transformers=={release}", "accelerate==1.15.0")
-    done = subprocess.run(
-        [python, "-m", "pip", "install", "-q", "--no-compile", *wanted],
-        capture_output=True,
-        encoding="utf-8",
-        timeout=600,
-    )
-    if done.returncode:
-        pytest.skip(f"pip cannot install {' '.join(wanted)}: {done.stderr.strip()[-200:]}")
-    return python
+TASK = {"_name": "sentence_prediction", "classification_head_name": "mine", "num_classes": 3}
+TASK |= {"init_token": 0, "separator_token": 2}
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +70,7 @@ def test_a_release_uses_the_folders(release, exported, translated, interpreter, 
     (tmp_path / "translated").symlink_to(translated[1])
     for name, (folder, _, _) in exported.items():
         (tmp_path / name).symlink_to(folder)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
-    done = subprocess.run([python, SCRIPT, tmp_path], env=environment, capture_output=True, encoding="utf-8")
+    done = run_in(tmp_path, python, SCRIPT, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["transformers"] == release
@@ -204,13 +173,10 @@ print([main(words) for words in json.loads(sys.argv[1])])
 
 @pytest.mark.slow
 def test_the_newest_release_compares_sources(interpreter, tmp_path):
-    (tmp_path / "bert").mkdir()
-    bert(tmp_path / "bert", "absolute")
+    bert(tmp_path / "bert")
     marian(tmp_path / "opus")
     commands = [["convert", name, "--to", "same", "--out", f"made-{name}"] for name in ("bert", "opus")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
-    run = [interpreter(NEWEST), "-c", COMMANDS, json.dumps(commands)]
-    done = subprocess.run(run, env=environment, capture_output=True, encoding="utf-8", cwd=tmp_path)
+    done = run_in(tmp_path, interpreter(NEWEST), "-c", COMMANDS, json.dumps(commands))
     assert done.stdout.splitlines()[-1] == "[0, 0]", done.stdout + done.stderr[-500:]
     assert done.stdout.count("transformers 5.24.0\nexact     yes") == 2
 
@@ -222,19 +188,16 @@ def test_a_release_without_relative_positions_publishes_none(interpreter, tmp_pa
     for name, scheme, more in (("m4", "m4", {"position_clip_distance": "0"}), ("half", "learned", {})):
         (tmp_path / name).mkdir()
         _, checkpoint = write_checkpoint(tmp_path / name, "bpe", scheme, **more)
-        state = torch.load(checkpoint, weights_only=True)
-        if name == "half":
-            state["model"] = {n: v.half() if v.is_floating_point() else v for n, v in state["model"].items()}
-        torch.save(state, checkpoint)
-
+    change_checkpoint(
+        checkpoint,
+        lambda state: state["model"].update({n: v.half() for n, v in state["model"].items() if v.is_floating_point()}),
+    )
     commands = [
         ["convert", "m4/model.pt", "--to", "hf-roberta", "--out", "no"],
         ["convert", "half/model.pt", "--to", "hf-roberta", "--out", "out0"],
         ["export", "transformers", "half/model.pt", "--out", "out1"],
     ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "home")}
-    run = [interpreter(NEWEST), "-c", COMMANDS, json.dumps(commands)]
-    done = subprocess.run(run, env=environment, capture_output=True, encoding="utf-8", cwd=tmp_path)
+    done = run_in(tmp_path, interpreter(NEWEST), "-c", COMMANDS, json.dumps(commands))
     assert done.stdout.splitlines()[-1] == "[2, 0, 0]" and not (tmp_path / "no").exists(), done.stderr[-500:]
     assert "distance_embedding.weight); a folder of relpos export transformers has these" in done.stderr
     assert done.stdout.count("of transformers 5.24.0: ids, logits, loss and its pipeline are ours") == 2
@@ -245,8 +208,7 @@ def test_a_release_without_relative_positions_publishes_none(interpreter, tmp_pa
 def test_a_release_exports_models_that_generate(release, interpreter):
     """Its own process writes the folder, and the closing check opens it: translation, language models, memory."""
     python = interpreter(release)
-    chosen = [str(Path(__file__).with_name("test_closing_generation.py")), "-k", "said or any_length"]
-    done = subprocess.run(
-        [python, "-m", "pytest", "-q", *chosen], cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace"
-    )
+    chosen = [Path(__file__).with_name("test_closing_generation.py"), "-k", "said or any_length"]
+    run = [python, "-m", "pytest", "-q", *chosen]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace")
     assert done.returncode == 0, done.stdout[-3000:]

@@ -6,7 +6,6 @@ import pytest
 import torch
 import transformers
 
-from helpers.commands import relpos
 from helpers.exported import write_checkpoint
 
 TASK = {"_name": "sentence_prediction", "classification_head_name": "mine", "init_token": 0, "num_classes": 3}
@@ -25,11 +24,11 @@ class Sentences(torch.utils.data.Dataset):
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(ways):
     """The folder of an exported classifier."""
-    _, checkpoint = write_checkpoint(tmp_path, "bpe", classes=3, task=TASK)
-    assert relpos("export", "transformers", checkpoint, "--out", tmp_path / "out") == 0
-    return tmp_path / "out"
+    write_checkpoint(ways.here, "bpe", classes=3, task=TASK)
+    ways.export("model.pt")
+    return ways / "out"
 
 
 def opened(folder):
@@ -37,12 +36,12 @@ def opened(folder):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_trainer_trains_saves_and_loads(checkpointing, folder, tmp_path):
+def test_trainer_trains_saves_and_loads(checkpointing, folder, ways):
     pytest.importorskip("accelerate")
     model, tokenizer = opened(folder), transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     before = {name: part.clone() for name, part in model.state_dict().items()}
     options = transformers.TrainingArguments(
-        str(tmp_path / "trained"), max_steps=10, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[],
+        str(ways / "trained"), max_steps=10, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[],
         use_cpu=True, save_steps=10, logging_steps=1, gradient_checkpointing=checkpointing, disable_tqdm=True,
         gradient_accumulation_steps=2,
     )  # fmt: skip
@@ -55,10 +54,10 @@ def test_trainer_trains_saves_and_loads(checkpointing, folder, tmp_path):
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < 0.9 * first
     assert any(not torch.equal(part, before[name]) for name, part in model.state_dict().items())
-    again = opened(tmp_path / "trained" / "checkpoint-10").eval()
+    again = opened(ways / "trained/checkpoint-10").eval()
     tokens = torch.randint(4, 40, (2, 7))
     assert torch.equal(again(tokens).logits, model.eval()(tokens).logits)
-    assert relpos("convert", tmp_path / "trained" / "checkpoint-10", "--to", "same", "--out", tmp_path / "back") == 0
+    ways.convert("trained/checkpoint-10", "back")
 
 
 def test_lora_trains_and_loads(folder, tmp_path):

@@ -22,7 +22,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from relpos_fairseq.formats.transformers_folder import read_weights
+from relpos_fairseq.formats.huggingface_folder import read_folder
+from relpos_fairseq.formats.transformers_folder import read_config, read_weights
+from relpos_fairseq.saved.model import SavedModel
 
 KIND = "disentangled"  # as hf_deberta calls it
 
@@ -193,3 +195,24 @@ def _log_bucket(offset: Tensor, buckets: int, farthest: int) -> Tensor:
     far = torch.log(away / middle) / torch.log(torch.tensor((farthest - 1) / middle))
     coarse = (torch.ceil(far * (middle - 1)) + middle) * offset.sign()
     return torch.where(away <= middle, offset, coarse.long())
+
+
+def formula(source: SavedModel, tokens: Tensor, segments: Tensor | None) -> dict[str, Tensor]:
+    """Outputs of the library's equations, written anew, in fairseq's order of rows; transformers' are the same."""
+    read = read_folder(source.path, read_config(source.path))
+    rows = torch.tensor(source.origin.rows)
+    types = torch.zeros_like(tokens) if segments is None else segments
+    if len(read.state["token_types"]) == 1:
+        types = torch.zeros_like(tokens)
+    weights = weights_of(source.path, read.config, read.family.prefix)
+    found = Reference(read.config, weights, read.family.prefix).outputs(rows[tokens], tokens == 1, types)
+    if "logits" in found:
+        logits = found["logits"][..., rows.clamp(min=0)]
+        logits[..., rows < 0] = 0
+        found["logits"] = logits
+    theirs = source.outputs(tokens, segments)
+    assert theirs.keys() == found.keys()
+    for name, value in theirs.items():
+        apart = (value - found[name])[tokens != 1] if value.dim() == 3 else value - found[name]
+        assert apart.abs().max() < 1e-5
+    return found

@@ -146,6 +146,24 @@ def fairseq_roberta(folder: Path, style: str, seed: int = 1) -> tuple[Path, Robe
     return path, model
 
 
+def as_plain(checkpoint: dict) -> dict:
+    """One of ours with learned positions as fairseq's own RoBERTa writes it."""
+    state = {}
+    for key, value in checkpoint["model"].items():
+        if key.endswith("positions.shared.0.table"):
+            value = torch.cat([value.new_zeros(2, value.size(1)), value])
+            key = "encoder.sentence_encoder.embed_positions.weight"
+        if not key.endswith("scheme_version"):
+            state[key] = value
+    options = {
+        key: value
+        for key, value in checkpoint["cfg"]["model"].items()
+        if not key.startswith(("position_", "segment_", "num_segments", "clamp", "attention_ba"))
+    }
+    checkpoint["cfg"]["model"] = options | {"_name": "roberta"}
+    return checkpoint | {"model": state}
+
+
 def names_of_2019(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors as fairseq 0.9 named them: one projection of q, k and v, and a decoder."""
     old = {}

@@ -9,9 +9,11 @@ from fairseq.data import Dictionary
 from fairseq.sequence_generator import SequenceGenerator
 
 from helpers.conversion import config, random_state
-from relpos_fairseq.models.building import build_roberta
+from helpers.lm_models import randomized
+from relpos_fairseq.export import transformers_folder
+from relpos_fairseq.models.building import build_generating, build_roberta
 from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
-from relpos_fairseq.saved.checkpoint import checkpoint_of
+from relpos_fairseq.saved.checkpoint import OURS, checkpoint_of
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
 
@@ -68,6 +70,49 @@ def write_checkpoint(folder, kind="bpe", scheme="m4", classes=0, spans=False, to
     checkpoint = checkpoint_of("relpos_roberta", source, state, task or {})
     torch.save(checkpoint, folder / "model.pt")
     return build_roberta(source, state), folder / "model.pt"
+
+
+DECODER = {"decoder_embed_dim": 16, "decoder_ffn_embed_dim": 24, "decoder_layers": 2, "decoder_attention_heads": 2}
+GENERATING = {
+    "relpos_transformer": {name.replace("decoder", "encoder"): value for name, value in DECODER.items()}
+    | {**DECODER, "max_source_positions": 20, "max_target_positions": 24},
+    "relpos_transformer_lm": {**DECODER, "share_decoder_input_output_embed": True, "tokens_per_sample": 20},
+    "relpos_transformer_xl": {**DECODER, "tokens_per_sample": 6, "mem_len": 8},
+}
+
+
+def generating(kind: str, folder, text: bool = True, scheme: str = "m4", **more):
+    """A checkpoint of a random model of 24 symbols, with text beside it."""
+    values = GENERATING[kind] | {"position_scheme": scheme} | more
+    model = randomized(build_generating(kind, values, (24, 24))).float()
+    task = {"_name": OURS[kind].task}
+    task |= {"source_lang": "en", "target_lang": "de"} if kind == "relpos_transformer" else {"tokens_per_sample": 20}
+    folder.mkdir(parents=True, exist_ok=True)
+    if text:
+        (folder / "text").mkdir()
+        for name in ("dict.en.txt", "dict.de.txt") if kind == "relpos_transformer" else ("dict.txt",):
+            words = [f"w{number}" for number in range(19)] + ["man,"]
+            (folder / "text" / name).write_text("".join(f"{word} 1\n" for word in words[:: 1 if "de" in name else -1]))
+    torch.save(checkpoint_of(kind, values, model.state_dict(), task), folder / "model.pt")
+    return folder / "model.pt"
+
+
+def spoilt_before(monkeypatch, check: str, spoil) -> None:
+    """Let a folder be spoilt when it is whole, as a release or a file would, before a check of an export."""
+    original = getattr(transformers_folder, check)
+
+    def spoilt(folder, *given, **how):
+        spoil(folder)
+        return original(folder, *given, **how)
+
+    monkeypatch.setattr(transformers_folder, check, spoilt)
+
+
+def computing_otherwise(folder, cls: str, line: str) -> None:
+    """Let an exported folder's own code change what a model's forward found."""
+    code = f"run = {cls}.forward\ndef other(self, *given, **how):\n    found = run(self, *given, **how)\n"
+    with (folder / "relpos_code.py").open("a") as file:
+        file.write(f"{code}    {line}\n    return found\n{cls}.forward = other\n")
 
 
 def hub_of(folder, model, kind):
