@@ -11,9 +11,9 @@ from fairseq import checkpoint_utils
 from safetensors.torch import load_file
 
 from helpers.exported import computing_otherwise, spoilt_before, write_checkpoint
-from helpers.formats import change, change_tensors
+from helpers.formats import change, change_checkpoint, change_tensors
 from relpos_fairseq.formats.base import read_encoder
-from relpos_fairseq.heads import CHOICES, CLASSIFIER, HEAD, TOKENS, head_of
+from relpos_fairseq.heads import CHOICES, CLASSIFIER, HEAD, SPANS, TOKENS, head_of
 
 RANKING = {
     "_name": "sentence_ranking",
@@ -150,6 +150,24 @@ def test_one_head_of_classes_is_exported(ways):
         ways.export("model.pt", name, "--head", name)
         loaded = ways.opened(name, auto)
         assert loaded.config.num_labels == classes and auto.endswith(loaded.config.architectures[0][6:])
+
+
+def test_heads_of_one_name_are_named_by_their_place(ways):
+    def rename(state: dict) -> None:
+        tensors = state["model"]
+        for name in [name for name in tensors if name.startswith("span_heads.")]:
+            tensors[name.replace(".spans.", ".mine.")] = tensors.pop(name)
+
+    _, checkpoint = write_checkpoint(ways.here, "bpe", classes=3, spans=True)
+    change_checkpoint(checkpoint, rename)
+    said = "has classification_heads.mine, span_heads.mine"
+    assert said in ways.unexported("model.pt", "--head", "mine")
+    assert said in ways.refused("model.pt", "--head", "mine", to="hf-roberta")
+    for name, auto in (("classification_heads.mine", CLASSIFIER.auto), ("span_heads.mine", SPANS.auto)):
+        ways.export("model.pt", name, "--head", name)
+        said = ways.back("model.pt", f"{name}-back", "--head", name, to="hf-roberta")
+        assert all(auto.endswith(ways.told(folder)["architectures"][0][7:]) for folder in (name, f"{name}-back"))
+        assert "head" in said and "exports it" in said
 
 
 def heavier(folder, cls) -> None:
