@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from relpos_fairseq.io.errors import UserError
 
 PAGE = Path(__file__).parent / "patches" / "README.md"
+NAME = re.compile(r"`([\w.]+)`")
 SWITCH = "RELPOS_PATCHES"
 ON = {"all": ("positions", "platform", "fault"), "needed": ("positions", "platform")}  # kinds, by the switch's value
 
@@ -69,12 +70,11 @@ def chosen() -> list[Replacement]:
 
 def replacements() -> list[Replacement]:
     """Return all replacements in the order of the page, whose widest table they are."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.count(" | ") > 2]
     rows = []
-    for cells in [line[2:-2].split(" | ") for line in lines if line.count(" | ") > 2][1:]:
-        theirs, ours, kind, why, _, tests = cells
-        pairs = (re.findall(r"`([\w.]*)`", cell) for cell in (theirs if "`" in theirs else "``", ours))
-        rows += [Replacement(kind, *pair, why, tests) for pair in zip(*pairs, strict=True)]
+    for theirs, ours, kind, why, _, tests in (line[2:-2].split(" | ") for line in lines[1:]):
+        names = NAME.findall(theirs) or [""]  # in words: several, which `ours` changes
+        rows += [Replacement(kind, *pair, why, tests) for pair in zip(names, NAME.findall(ours), strict=True)]
     return rows
 
 
