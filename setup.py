@@ -102,7 +102,7 @@ setup(
     packages=find_packages(include=["relpos_fairseq", "relpos_fairseq.*"])
     + ([] if EDITABLE else ["relpos_fairseq.examples"]),
     package_dir={"": "."} if EDITABLE else {"relpos_fairseq.examples": "examples"},
-    package_data={
+    package_data={  # pages too: the plugin reads patches/README.md
         "relpos_fairseq": ["py.typed", "**/*.md", "**/*.json", "**/*.jinja", "**/*.c", "**/*.h"],
         "relpos_fairseq.examples": [f"**/*.{kind}" for kind in "md yaml sh sbatch py".split()],
     },

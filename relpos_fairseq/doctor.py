@@ -7,17 +7,20 @@ import logging
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+from relpos_fairseq import plugin
 from relpos_fairseq.attention import api, cache, native, triton
 from relpos_fairseq.attention.native import build
 from relpos_fairseq.attention.triton import call_signature, selftest, selftest_cache
 from relpos_fairseq.core.calls import small_call
 from relpos_fairseq.io import packages, processor
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.schemes import schemes_for
 from relpos_fairseq.version import __version__
 
@@ -48,7 +51,9 @@ def lines(quick: bool) -> Iterator[Line]:
     yield "python", python, sys.version_info < (3, 10)
     yield "relpos", f"{__version__}, {Path(__file__).resolve().parent}", False
     yield "torch", f"{torch.__version__}, {torch.get_num_threads()} threads", False
-    yield _fairseq()
+    yield (found := _fairseq())
+    if not found[2]:
+        yield _replaced()
     yield _optional()
     yield _processor()
     yield _kernel()
@@ -65,10 +70,20 @@ def _fairseq() -> Line:
         return "fairseq", f"not installed beside this Python: {packages.remedy('fairseq')}", True
     try:
         fairseq = importlib.import_module("fairseq")
+    except UserError as error:  # of the plugin, which registers
+        return "fairseq", str(error), True
     except Exception as error:  # an old release fails in many ways
         said = f"does not import: {type(error).__name__}: {error}; {packages.remedy('fairseq')}"
         return "fairseq", said, True
     return "fairseq", f"{fairseq.__version__}, {Path(fairseq.__file__).parent}", False
+
+
+def _replaced() -> Line:
+    """Count what the plugin replaces in fairseq, by kind."""
+    counts = Counter(row.kind for row in plugin.chosen())
+    asked = os.environ.get(plugin.SWITCH) or "all"
+    said = ", ".join(f"{counts[kind]} {kind}" for kind in plugin.ON["all"])
+    return "patches", f"{said} ({plugin.SWITCH}={asked}; {plugin.PAGE})", False
 
 
 def _optional() -> Line:

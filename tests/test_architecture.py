@@ -46,9 +46,9 @@ ORDER = """
     evaluation
     export
     scheme_table
+    plugin
     benchmarks doctor
     comparison
-    plugin
     cli
 """
 # Where a room may import less than what lies below it.

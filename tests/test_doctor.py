@@ -27,10 +27,11 @@ def test_a_sound_installation(capsys: pytest.CaptureFixture) -> None:
     assert said.endswith("nothing is wrong\n") and "WRONG" not in said
     lines = said.splitlines()
     assert len(lines) <= 24
-    heads = "python relpos torch fairseq packages processor native gpu triton cache".split()
+    heads = "python relpos torch fairseq patches packages processor native gpu triton cache".split()
     assert [line.split()[0] for line in lines[: len(heads)]] == heads
     chosen = next(line for line in lines if line.startswith("512 tokens"))
     assert all(name in chosen for name in doctor.schemes_for(attention=True)) and "native: none" in chosen
+    assert " fault (RELPOS_PATCHES=all; " in lines[heads.index("patches")]
 
 
 def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

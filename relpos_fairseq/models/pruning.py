@@ -126,20 +126,14 @@ def _positions(values: Mapping[str, Any]) -> Any:
     return PositionConfig(**{name: str(values[name]) for name in names if values.get(name) is not None})
 
 
-def prune_before_building() -> None:
-    """Patch fairseq to prune the options of a model of ours that it builds: it saves them with the model."""
-    from fairseq import models
-
-    from relpos_fairseq.patches.table import replaces
-
-    @replaces(models, "build_model")
-    def build_model(original, cfg, task, *args, **kwargs):
-        pruning = _pruning_of_config(cfg)
-        _write(cfg, pruning.options)
-        model = original(cfg, task, *args, **kwargs)
-        if pruning.kept:
-            model.pruning = pruning  # of the checkpoint with which training begins
-        return model
+def build_model(original, cfg, task, *args, **kwargs):
+    """Prune the options of a model of ours that fairseq builds: it saves them with the model."""
+    pruning = _pruning_of_config(cfg)
+    _write(cfg, pruning.options)
+    model = original(cfg, task, *args, **kwargs)
+    if pruning.kept:
+        model.pruning = pruning  # of the checkpoint with which training begins
+    return model
 
 
 def pruning_of_checkpoint(checkpoint: Mapping[str, Any]) -> Pruning:

@@ -1,3 +1,3 @@
-"""Patches of fairseq's faults: `table.py` lists what is replaced by what, README.md why."""
+"""Patches of fairseq's faults: README.md lists what is replaced by what, and why."""
 
 import fairseq  # noqa: F401  (the plugin registers first)

@@ -1,6 +1,6 @@
 """Patch how fairseq's commands read their arguments: what an evaluation is not told, and what fails later.
 
-`parse_args_and_arch` is the patch (`table.py`); what it calls raises a ValueError or says nothing.
+`parse_args_and_arch` is the patch (README.md); what it calls raises a ValueError or says nothing.
 """
 
 from __future__ import annotations

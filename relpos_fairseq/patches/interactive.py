@@ -1,4 +1,4 @@
-"""Patch how fairseq-interactive reads lines; `table.py` says what each patch replaces."""
+"""Patch how fairseq-interactive reads lines; README.md says what each patch replaces."""
 
 from __future__ import annotations
 

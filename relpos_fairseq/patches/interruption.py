@@ -1,4 +1,4 @@
-"""Let an interrupted training save where it is; `table.py` says what each patch replaces.
+"""Let an interrupted training save where it is; README.md says what each patch replaces.
 
 After SIGINT (Ctrl-C) or SIGTERM (a cluster's scheduler) fairseq-train ends its update, saves, and says how to go on. A
 second signal ends it at once.

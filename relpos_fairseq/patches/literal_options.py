@@ -33,7 +33,8 @@ def import_user_module(original, args):
     try:
         return original(args)
     finally:
-        guard_modules()
+        if _asked:  # RELPOS_PATCHES=needed leaves `eval` alone
+            guard_modules()
 
 
 def guard_modules() -> None:

@@ -1,4 +1,4 @@
-"""Patch how fairseq's commands train and evaluate on several processes; `table.py` says what each patch replaces.
+"""Patch how fairseq's commands train and evaluate on several processes; README.md says what each patch replaces.
 
 Every command but fairseq-generate passes `call_main`, which asks `_meet` how its processes meet.
 fairseq-hydra-train loads the plugin after that, and passes `add_defaults` before it trains.

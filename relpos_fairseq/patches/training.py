@@ -1,4 +1,4 @@
-"""Patch what fairseq gets wrong in data, tasks and training, and what it prints; `table.py` says what each replaces.
+"""Patch what fairseq gets wrong in data, tasks and training, and what it prints; README.md says what each replaces.
 
 A patch is given the original function first, and then its arguments.
 """
@@ -25,8 +25,8 @@ import sacrebleu
 import torch
 import torch.nn.functional as F  # noqa: N812
 from fairseq import utils
-from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.data.indexed_dataset import IndexedDataset
+from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -289,25 +289,22 @@ def adaptive_loss(original, self, model, sample, reduce=True):
     return loss, size, counted
 
 
-def allow_adaptive_loss_on_one_process() -> None:
+def build_adaptive_loss(original, cls, cfg, task):
     """Allow adaptive_loss with the default `--ddp-backend`, torch's DDP, if there is only one process.
 
     Several processes are still refused: a band without a token has no gradient there.
     """
-    refusing = AdaptiveLoss.build_criterion.__func__
-
-    def build_criterion(cls, cfg, task):
-        if not torch.distributed.is_initialized():
-            return cls(task, cfg.sentence_avg)
-        return refusing(cls, cfg, task)
-
-    AdaptiveLoss.build_criterion = classmethod(build_criterion)
+    return original(cls, cfg, task) if torch.distributed.is_initialized() else cls(task, cfg.sentence_avg)
 
 
-def keep_bf16_off_tpu(args: argparse.Namespace) -> None:
-    """Undo that `--bf16` makes fairseq look for a TPU; fairseq calls this as a function of the architecture."""
-    if getattr(args, "bf16", False):
-        args.tpu = False
+def keep_bf16_off_tpu() -> None:
+    """Undo that `--bf16` makes fairseq look for a TPU, where it calls the function of one of our architectures."""
+
+    def undo(args: argparse.Namespace) -> None:
+        if getattr(args, "bf16", False):
+            args.tpu = False
+
+    ARCH_CONFIG_REGISTRY.update((name, undo) for name in ARCH_CONFIG_REGISTRY if name.startswith("relpos_"))
 
 
 def build_optimizer(original, self):
@@ -332,6 +329,13 @@ TEXTS = (
     r"The given NumPy array is not writable",
     r"`broadcast_buffers` is deprecated",
 )
+
+
+def speak_as_a_command() -> None:
+    """Change what a whole process prints: that of a command of fairseq's or ours, not a program with the plugin."""
+    if not {"fairseq_cli", f"{__name__.partition('.')[0]}.cli"}.isdisjoint(sys.modules):
+        quiet_warnings()
+        print_errors_in_one_line()
 
 
 def quiet_warnings() -> None:

@@ -23,10 +23,7 @@ from fairseq.data import (
     RightPadDataset,
 )
 from fairseq.data.shorten_dataset import maybe_shorten_dataset
-from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from torch import Tensor
-
-from relpos_fairseq.patches.table import replaces
 
 
 def segments_of_parts(lengths: Sequence[int]) -> Tensor:
@@ -65,15 +62,12 @@ def request_segments(task: Any) -> None:
     task.wants_segments = True
 
 
-def supply_segments() -> None:
-    """Let sentence_prediction supply segments to models that called `request_segments`."""
-
-    @replaces(SentencePredictionTask, "load_dataset")
-    def load_dataset(original, self, split, combine=False, **kwargs):
-        original(self, split, combine=combine, **kwargs)
-        if getattr(self, "wants_segments", False):
-            add_segments(self, split)
-        return self.datasets[split]
+def load_dataset(original, self, split, combine=False, **kwargs):
+    """Supply segments to a model that called `request_segments`."""
+    original(self, split, combine=combine, **kwargs)
+    if getattr(self, "wants_segments", False):
+        add_segments(self, split)
+    return self.datasets[split]
 
 
 def add_segments(task: Any, split: str) -> None:

@@ -6,7 +6,6 @@ The pure parts load torch at most; fairseq and this package may be imported in e
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import json
 import pkgutil
@@ -19,6 +18,7 @@ import pytest
 
 import relpos_fairseq
 from helpers import ROOT, USER_DIR, warm
+from relpos_fairseq import plugin
 
 PURE = ("attention", "schemes", "text", "io", "preparation")
 NEED_FAIRSEQ = ("__main__", "plugin")
@@ -111,14 +111,13 @@ def test_the_plugin_registers(order: str) -> None:
 
 def test_no_function_of_fairseq_is_replaced_twice() -> None:
     """But the one before which hydra-train meets other processes, and begins a job of a sweep."""
-    table = importlib.import_module("relpos_fairseq.patches.table")
-    found = Counter(f"{owner}.{name}" for owner, name, _ in table.PATCHES_OF_RUNNING)
+    found = Counter(row.theirs for row in plugin.replacements() if row.theirs.startswith("fairseq_cli."))
     modules = {module for name, module in sys.modules.items() if name.partition(".")[0] == "fairseq"}
     classes = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
     for owner in modules | classes:
         for name, function in vars(owner).items():
             while inspect.isfunction(function):
-                found[f"{owner.__name__}.{name}"] += function.__code__.co_filename == table.__file__
+                found[f"{owner.__name__}.{name}"] += function.__code__.co_filename == plugin.__file__
                 function = getattr(function, "__wrapped__", None)
     assert found["fairseq.checkpoint_utils.load_checkpoint_to_cpu"] == 1
     assert [name for name, count in found.items() if count > 1] == ["fairseq_cli.train.add_defaults"]

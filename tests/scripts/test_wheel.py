@@ -113,7 +113,7 @@ def test_what_they_carry(sdist: Path, wheel: Path) -> None:
         f"relpos_fairseq/{name}" for name in shipped(ROOT / "relpos_fairseq", *KINDS, ".c", ".h", ".jinja", ".json")
     }
     recipes = shipped(ROOT / "examples", *KINDS)
-    assert {"relpos_fairseq/attention/native/kernel.c", "relpos_fairseq/schemes/README.md"} < package
+    assert {"relpos_fairseq/attention/native/kernel.c", "relpos_fairseq/patches/README.md"} < package
     assert {"quickstart.sh", "translation/train.sbatch", "roberta/finetune_mrpc.py"} < recipes
     wanted = package | {"relpos_fairseq/py.typed"} | {f"relpos_fairseq/examples/{name}" for name in recipes}
     with zipfile.ZipFile(wheel) as archive:

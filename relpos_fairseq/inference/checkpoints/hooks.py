@@ -20,7 +20,7 @@ import torch
 from fairseq import checkpoint_utils, hub_utils, utils
 from fairseq.data.encoders import register_bpe
 from fairseq.dataclass import FairseqDataclass
-from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.sequence_generator import SequenceGenerator
 from fairseq.trainer import Trainer
 from omegaconf import open_dict
 from torch import Tensor
@@ -35,7 +35,6 @@ from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.modules.memory import Memory
 from relpos_fairseq.nn.packed import quantize
 from relpos_fairseq.patches import checkpoints, training
-from relpos_fairseq.patches.table import replaces
 from relpos_fairseq.patches.training import PINNED, options_of
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import provenance
@@ -108,54 +107,48 @@ GPT2 = "gpt2"  # what fairseq's RobertaModel.from_pretrained takes for any check
 Fairseq = hub_utils.GeneratorHubInterface
 
 
-def install_text_hub() -> None:
-    """Let `from_pretrained` read text/ beside a checkpoint, and give our models this interface."""
-    hub_utils.GeneratorHubInterface = TextHub
-
-    @replaces(hub_utils, "from_pretrained")
-    def from_pretrained(
-        original, model_name_or_path, checkpoint_file="model.pt", data_name_or_path=".", archive_map=None, **kwargs
-    ):
-        folder = Path(str(model_name_or_path))
-        first = folder / str(checkpoint_file).split(os.pathsep)[0]
-        place = folder / data_name_or_path if data_name_or_path[:1] == "." else Path(data_name_or_path)
-        if data_name_or_path == "." and text_folders(folder):
-            data_name_or_path = str(SavedModel.read(first, mapped=True).find_text(None).absolute())
-        elif first.is_file() and data_name_or_path not in (archive_map or {}) and "://" not in str(place):
-            if not place.is_dir():
-                raise UserError(f"{place} is no folder of data: name the one of {first}'s training, or leave it out")
-            SavedModel.read(first, mapped=True).check_text(place)
-        if kwargs.get("bpe") == GPT2 and (place := tokenizer_folder(folder / data_name_or_path)):
-            kwargs |= {"bpe": "relpos", "tokenizer_folder": str(place.absolute())}
-        where = (model_name_or_path, checkpoint_file, data_name_or_path)
-        quantization = kwargs.pop("quantization", None)
-        found = original(*where, archive_map, **kwargs)
-        if quantization is not None:
-            if not all(map(is_ours, found["models"])):
-                raise UserError(f"quantization={quantization!r} is for models of relpos_fairseq")
-            for model in found["models"]:
-                quantize(model.eval(), quantization)
-        if kwargs.get("bpe") == GPT2 and all(map(is_ours, found["models"])):
-            logger.warning("no tokenizer beside the data or the checkpoint: this interface reads ids, not text")
-            found["args"].bpe = None
-        return found
+def from_pretrained(
+    original, model_name_or_path, checkpoint_file="model.pt", data_name_or_path=".", archive_map=None, **kwargs
+):
+    """Find the text/ beside a checkpoint, in place of the data; `quantization` is for models of ours."""
+    folder = Path(str(model_name_or_path))
+    first = folder / str(checkpoint_file).split(os.pathsep)[0]
+    place = folder / data_name_or_path if data_name_or_path[:1] == "." else Path(data_name_or_path)
+    if data_name_or_path == "." and text_folders(folder):
+        data_name_or_path = str(SavedModel.read(first, mapped=True).find_text(None).absolute())
+    elif first.is_file() and data_name_or_path not in (archive_map or {}) and "://" not in str(place):
+        if not place.is_dir():
+            raise UserError(f"{place} is no folder of data: name the one of {first}'s training, or leave it out")
+        SavedModel.read(first, mapped=True).check_text(place)
+    if kwargs.get("bpe") == GPT2 and (place := tokenizer_folder(folder / data_name_or_path)):
+        kwargs |= {"bpe": "relpos", "tokenizer_folder": str(place.absolute())}
+    where = (model_name_or_path, checkpoint_file, data_name_or_path)
+    quantization = kwargs.pop("quantization", None)
+    found = original(*where, archive_map, **kwargs)
+    if quantization is not None:
+        if not all(map(is_ours, found["models"])):
+            raise UserError(f"quantization={quantization!r} is for models of relpos_fairseq")
+        for model in found["models"]:
+            quantize(model.eval(), quantization)
+    if kwargs.get("bpe") == GPT2 and all(map(is_ours, found["models"])):
+        logger.warning("no tokenizer beside the data or the checkpoint: this interface reads ids, not text")
+        found["args"].bpe = None
+    return found
 
 
-def tell_length_of_generation() -> None:
-    """Let fairseq's search tell decoders the longest sequence that it may write, for rotations scaled by length.
+def search(original, self, sample, prefix_tokens=None, **kwargs):
+    """Tell decoders the longest sequence that the search may write, for rotations scaled by length.
 
-    Its beam search reads our models' candidates alone.
+    fairseq's beam search reads our models' candidates alone.
     """
+    with generation_of(_longest(self, sample)):
+        return training.generate(original, narrowed(self, prefix_tokens), sample, prefix_tokens, **kwargs)
 
-    @replaces(SequenceGenerator, "_generate")  # through which every way into every search goes
-    def search(original, self, sample, prefix_tokens=None, **kwargs):
-        with generation_of(_longest(self, sample)):
-            return training.generate(original, narrowed(self, prefix_tokens), sample, prefix_tokens, **kwargs)
 
-    @replaces(SequenceGeneratorWithAlignment, "generate")  # which reads what was written once more
-    def generate(original, self, models, sample, **kwargs):
-        with generation_of(_longest(self, sample)):
-            return original(self, models, sample, **kwargs)
+def align(original, self, models, sample, **kwargs):
+    """Tell the same where the search reads what was written once more, for alignments."""
+    with generation_of(_longest(self, sample)):
+        return original(self, models, sample, **kwargs)
 
 
 def _longest(generator: SequenceGenerator, sample: dict[str, Any]) -> int | None:
@@ -349,33 +342,31 @@ def remembering(decoder: Any, memory: Memory) -> Iterator[None]:
 # What training saves: text/ beside the checkpoints, a model card, and hashes of the text in each checkpoint
 
 
-def save_assets_with_checkpoints() -> None:
-    """Let fairseq's trainer keep hashes of the text, and write text/ and the card, wherever it saves our models."""
+def state_dict(original, self):
+    """Keep hashes of the text in a checkpoint of our models."""
+    state = original(self)
+    if is_ours(self.get_model()):
+        state[provenance.KEY] = _record(self)
+    return state
 
-    @replaces(Trainer, "state_dict")
-    def state_dict(original, self):
-        state = original(self)
-        if is_ours(self.get_model()):
-            state[provenance.KEY] = _record(self)
-        return state
 
-    @replaces(checkpoint_utils, "save_checkpoint")
-    def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
-        ours = is_ours(trainer.get_model())
-        if ours:
-            name_languages(trainer.cfg.task, trainer.task)
-        saved = checkpoints.save_checkpoint(original, cfg, trainer, epoch_itr, val_loss)
-        if ours and saved:
-            folder = Path(saved).parent
-            best = getattr(checkpoint_utils.save_checkpoint, "best", None)
-            try:
-                text = write_assets(folder, trainer.cfg.task)
-                facts = facts_of(trainer, epoch_itr.epoch, val_loss, best)
-                command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-                write_card(folder, facts, command, text / "manifest.json")
-            except (OSError, UserError) as error:  # the checkpoint is saved, so training goes on
-                logger.warning("%s or its card was not written beside %s: %s", TEXT_FOLDER, saved, error)
-        return saved
+def save_checkpoint(original, cfg, trainer, epoch_itr, val_loss):
+    """Write text/ and the card wherever a model of ours is saved."""
+    ours = is_ours(trainer.get_model())
+    if ours:
+        name_languages(trainer.cfg.task, trainer.task)
+    saved = checkpoints.save_checkpoint(original, cfg, trainer, epoch_itr, val_loss)
+    if ours and saved:
+        folder = Path(saved).parent
+        best = getattr(checkpoint_utils.save_checkpoint, "best", None)
+        try:
+            text = write_assets(folder, trainer.cfg.task)
+            facts = facts_of(trainer, epoch_itr.epoch, val_loss, best)
+            command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+            write_card(folder, facts, command, text / "manifest.json")
+        except (OSError, UserError) as error:  # the checkpoint is saved, so training goes on
+            logger.warning("%s or its card was not written beside %s: %s", TEXT_FOLDER, saved, error)
+    return saved
 
 
 def facts_of(trainer: Any, epoch: int, score: float | None, best: float | None) -> dict:

@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairseq import checkpoint_utils
 from fairseq.trainer import Trainer
 
 from relpos_fairseq.conversion import ConversionError
@@ -20,7 +19,6 @@ from relpos_fairseq.inference.checkpoints.hooks import compare_text
 from relpos_fairseq.models.pruning import NOTHING, prune_checkpoint, pruning_of_checkpoint
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.patches import checkpoints, processes
-from relpos_fairseq.patches.table import replaces
 from relpos_fairseq.text import provenance
 
 
@@ -35,13 +33,6 @@ class Loading:
 
 
 _loading: ContextVar[Loading] = ContextVar("loading")
-
-
-def replace_loaders() -> None:
-    """Patch fairseq to check, prune, convert and compare what it loads; the plugin calls this function."""
-    replaces(Trainer, "load_checkpoint")(load_checkpoint)
-    replaces(checkpoint_utils, "load_model_ensemble_and_task")(load_model_ensemble_and_task)
-    replaces(checkpoint_utils, "load_checkpoint_to_cpu")(load_checkpoint_to_cpu)
 
 
 def load_checkpoint(original, self, filename, reset_optimizer=False, *args, **kwargs):
