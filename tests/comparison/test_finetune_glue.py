@@ -422,7 +422,7 @@ def test_a_specification_with_a_grid_is_the_command(finished, glue, pretrained, 
     made = {line.split(" ")[1]: line for line in report.splitlines() if " (glue) " in line}
     assert all(f"lr {rate:g}, " in made[name] for name, rate in rates.items())
     page = (tmp_path / "grid" / "report.html").read_text()
-    assert page.count(f"<td>learning rate {rates['CoLA']:g}, 1 epochs</td>") >= 1
+    assert page.count(f">learning rate {rates['CoLA']:g}, 1 epochs</td>") >= 1
     one = next(line for line in report.splitlines() if line.startswith("| small"))
     assert one.split("|")[2].strip() == "1"  # seed, not one a point
 

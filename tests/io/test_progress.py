@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import select
@@ -134,7 +135,7 @@ def test_a_child_begins_with_nothing_under_way(tmp_path):
 
 
 def test_nothing_while_a_person_types(clock, capsys, monkeypatch):
-    typed = SimpleNamespace(isatty=lambda: True, buffer=[b"one\n"])
+    typed = SimpleNamespace(isatty=lambda: True, buffer=io.BytesIO(b"one\n"))
     monkeypatch.setattr("sys.stdin", typed)
     with progress.doing("relpos translate"):
         for _ in lines_of(None):
