@@ -69,7 +69,7 @@ def chosen() -> list[Replacement]:
 
 
 def replacements() -> list[Replacement]:
-    """Return all replacements in the order of the page, whose widest table they are."""
+    """Return the rows of the table of patches/README.md, the page's only one of six columns, in its order."""
     lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.count(" | ") > 2]
     rows = []
     for theirs, ours, kind, why, _, tests in (line[2:-2].split(" | ") for line in lines[1:]):

@@ -1,6 +1,6 @@
 """A model that is on disk, in memory: checkpoints are opened here, other files and folders in `formats/`.
 
-    saved = SavedModel.read(path)                       # a checkpoint that is whole, and whose it is
+    saved = SavedModel.read(path)                       # anyone's, whole: nothing of it is built
     saved = SavedModel.open(path)                       # refuses models and tasks of strangers
     saved.require("relpos translate")                   # and those that another command runs
     folder = saved.find_text(data)                      # of its dictionaries and subwords

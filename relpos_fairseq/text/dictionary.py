@@ -90,7 +90,12 @@ def read_dictionary(path: Path) -> list[str]:
 
 
 def symbols_of_rows(path: Path, rows: int, masked: bool = True) -> list[str]:
-    """Return the symbols of a model's so many rows from its dict.txt; a `masked` one's task may have added <mask>.
+    """Return the symbols of all rows of a model's embedding, from its dict.txt.
+
+    Args:
+        path: the dictionary.
+        rows: of the embedding.
+        masked: whether the model's task may have added <mask> to the dictionary's symbols.
 
     Raises:
         UserError: as `read_dictionary`, or it is another model's.

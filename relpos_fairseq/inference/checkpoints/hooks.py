@@ -146,7 +146,7 @@ def search(original, self, sample, prefix_tokens=None, **kwargs):
 
 
 def align(original, self, models, sample, **kwargs):
-    """Tell the same where the search reads what was written once more, for alignments."""
+    """Tell decoders the longest sequence that a search writes, and then reads once more for its alignments."""
     with generation_of(_longest(self, sample)):
         return original(self, models, sample, **kwargs)
 
