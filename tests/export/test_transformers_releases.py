@@ -14,7 +14,7 @@ import transformers
 from helpers import FULL, ROOT
 from helpers.commands import relpos, train
 from helpers.exported import fairseqs, hub_of, write_checkpoint
-from helpers.formats import bert, change_checkpoint, marian
+from helpers.formats import FORMATS, change_checkpoint
 from helpers.releases import installed, run_in
 from helpers.tokenizers import SENTENCES, TRAINED, lines, write_folders
 from helpers.tokenizers import train as train_kind
@@ -171,14 +171,23 @@ print([main(words) for words in json.loads(sys.argv[1])])
 """
 
 
+OURS = {"argparse", "legacy", "dataclass", "ours", "exported", "translation"}  # formats that are run by our code
+
+
 @pytest.mark.slow
-def test_the_newest_release_compares_sources(interpreter, tmp_path):
-    bert(tmp_path / "bert")
-    marian(tmp_path / "opus")
-    commands = [["convert", name, "--to", "same", "--out", f"made-{name}"] for name in ("bert", "opus")]
-    done = run_in(tmp_path, interpreter(NEWEST), "-c", COMMANDS, json.dumps(commands))
-    assert done.stdout.splitlines()[-1] == "[0, 0]", done.stdout + done.stderr[-500:]
-    assert done.stdout.count("transformers 5.24.0\nexact     yes") == 2
+@pytest.mark.parametrize("release", (OLDEST, NEWEST))
+def test_a_release_compares_every_format(release, interpreter, tmp_path):
+    """The newest runs no BERT of relative positions: it says so, and nothing is called exact."""
+    sources = {name: make(tmp_path / name.replace(" ", "-")) for name, make in FORMATS.items()}
+    commands = [["convert", str(path), "--to", "same", "--out", f"made-{n}"] for n, path in enumerate(sources.values())]
+    done = run_in(tmp_path, interpreter(release), "-c", COMMANDS, json.dumps(commands))
+    assert done.stdout.splitlines()[-1] == str([0] * len(FORMATS)), done.stdout + done.stderr[-500:]
+    said = dict(zip(sources, done.stdout.split("source    ")[1:], strict=True))
+    unrun = {"opennmt", "xl"} | ({"bert relative"} if release == NEWEST else set())
+    assert {name for name, lines in said.items() if "compared  no: " in lines} == unrun
+    assert {name for name, lines in said.items() if "exact     yes" in lines} == said.keys() - unrun
+    theirs = {name for name, lines in said.items() if f"transformers {release}" in lines}
+    assert theirs - OURS == said.keys() - OURS - {"opennmt", "xl"}
 
 
 @pytest.mark.slow
