@@ -152,12 +152,13 @@ def describe_files(files: Mapping[str, Path], hashes: Hashes | None = None) -> d
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that may change a result."""
-    found = {name: _version_of(name) for name in PACKAGES}
+    found = {name: version_of(name) for name in PACKAGES}
     return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}
 
 
 @functools.cache  # importlib reads all that a package says of itself, a hundredth of a second each
-def _version_of(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Return the version of an installed package, or None."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

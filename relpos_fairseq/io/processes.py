@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import select
@@ -294,3 +295,15 @@ def key_of(settings: object, files: Iterable[Path] = ()) -> str:
     for path in files:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:8]
+
+
+def mebibytes(key: str, process: int | str = "self") -> float:
+    """Return a size in MiB that the system tells of a process, VmRSS or its peak VmHWM; nan where it tells none.
+
+    What `getrusage` tells is, of a process that was begun by a larger one, the larger one's.
+    """
+    try:
+        lines = Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return math.nan
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(key)), math.nan)

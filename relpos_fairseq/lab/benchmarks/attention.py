@@ -41,7 +41,6 @@ from relpos_fairseq.lab.benchmarks.workload import (
     EVERY_LENGTH,
     AttentionSetting,
     Options,
-    check_least,
     chosen_of,
     draw,
     draw_heads,
@@ -121,8 +120,6 @@ def check_arguments(args: Options) -> torch.device:
     args.position_clip_distance = 0 if args.unclipped else args.position_clip_distance
     if args.max_tokens is None:
         args.max_tokens = 2048 if args.device == "cpu" else 16384
-    check_least(args, 1, "max_tokens batch_size heads head_dim")
-    check_least(args, 0, "position_clip_distance")
     if args.layer and "decode" in args.modes:
         raise ValueError("--layer does not decode: leave decode out of --modes")
     check_plot(args.plot)
@@ -222,15 +219,12 @@ def _times(run: AttentionRun, candidates: list[Candidate], mode: str) -> list[di
 def _memory(candidates: list[Candidate]) -> list[dict]:
     """Return a row each: the peaks of training and of a forward pass, beyond the inputs."""
     rows, setting = [], candidates[0].setting
-    with progress(total=len(candidates), description=f"memory {setting.length}") as bar:
-        for candidate in candidates:
-            train, forward = (peak_mebibytes(runner(candidate, mode), setting.device) for mode in ("train", "forward"))
-            scheme = getattr(candidate, "attention", candidate)
-            tables = scheme.table_mebibytes() if isinstance(scheme, SchemeCandidate) else 0.0
-            sizes = {"MiB": train, "forward_MiB": forward, "tables_MiB": tables}
-            rounded = {key: round(value, 2) for key, value in sizes.items()}
-            rows.append({"name": candidate.label, **rounded})
-            bar.update()
+    for candidate in progress(candidates, description=f"memory {setting.length}"):
+        train, forward = (peak_mebibytes(runner(candidate, mode), setting.device) for mode in ("train", "forward"))
+        scheme = getattr(candidate, "attention", candidate)
+        tables = scheme.table_mebibytes() if isinstance(scheme, SchemeCandidate) else 0.0
+        sizes = {"MiB": train, "forward_MiB": forward, "tables_MiB": tables}
+        rows.append({"name": candidate.label, **{key: round(value, 2) for key, value in sizes.items()}})
     for row in rows:
         if rows[0]["MiB"] > 0:
             row["ratio"] = round(row["MiB"] / rows[0]["MiB"], 4)
@@ -253,14 +247,12 @@ RowRanges = Sequence[tuple[int, int]]
 def checked(run: AttentionRun, candidates: list[Candidate], modes: list[str]) -> list[Candidate]:
     """Return the candidates that may be timed, each compared with fp64; a wrong one is an error."""
     kept = []
-    with progress(total=len(candidates), description=f"checking length {candidates[0].setting.length}") as bar:
-        for candidate in candidates:
-            bar.update()
-            if isinstance(candidate, Flex) and not _compiles(run, candidate):
-                continue
-            if getattr(candidate, "backend", "") != "reference":
-                _check(run, candidate, modes)
-            kept.append(candidate)
+    for candidate in progress(candidates, description=f"checking length {candidates[0].setting.length}"):
+        if isinstance(candidate, Flex) and not _compiles(run, candidate):
+            continue
+        if getattr(candidate, "backend", "") != "reference":
+            _check(run, candidate, modes)
+        kept.append(candidate)
     return kept
 
 

@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
-from relpos_fairseq.io.progress import progress
 from relpos_fairseq.lab.benchmarks.measurement import (
     RowLog,
+    add_each,
     add_times,
     machine,
     peak_mebibytes,
@@ -30,7 +30,6 @@ from relpos_fairseq.lab.benchmarks.whole_models import (
 from relpos_fairseq.lab.benchmarks.workload import (
     PLAIN,
     Options,
-    check_least,
     lengths_of,
     prepare_run,
     scheme_and_backend,
@@ -65,9 +64,6 @@ def benchmark(args: Options) -> None:
 def check_arguments(args: Options) -> torch.device:
     """Turn texts into lists, refuse impossible values, and return the device."""
     args.lengths = lengths_of(args.lengths)
-    check_least(args, 1, "batch_size")
-    check_least(args, 0, "layers position_clip_distance fit")
-    check_least(args, 8, "vocab_size")
     most = sizes_of(args.size)["encoder_layers"]
     if args.layers > most:
         raise ValueError(f"--layers must be <= {most} with --size {args.size}, got {args.layers}")
@@ -95,11 +91,11 @@ def add_parameter_rows(args: Options, log: RowLog, where: dict) -> None:
     whole = replace(step_of(args, args.lengths[0]), layers=0, vocab_size=BERT_WORDS)
     whole = replace(whole, positions=BERT_POSITIONS, device=torch.device("cpu"))
     without = count_parameters(masked_lm(PLAIN, whole))
-    with progress(total=len(args.schemes), description="parameters") as bar:
-        for scheme in args.schemes:
-            added = count_parameters(masked_lm(scheme, whole)) - without
-            log.add(column, [{"name": scheme, "parameters": added, "without": without}])
-            bar.update()
+
+    def parameters(scheme: str) -> dict:
+        return {"parameters": count_parameters(masked_lm(scheme, whole)) - without, "without": without}
+
+    add_each(log, column, args.schemes, parameters)
 
 
 def measure(args: Options, log: RowLog, where: dict) -> None:
@@ -110,29 +106,27 @@ def measure(args: Options, log: RowLog, where: dict) -> None:
         for mode, make in MODES.items():
             column = where | {"column": f"{mode} {length}"}
             add_times(log, column, BASELINE, others, TOGETHER, partial(make, setting=what), args)
-        column, names = where | {"column": f"memory {length}"}, [BASELINE, *others]
-        with progress(total=len(names), description=f"memory {length}") as bar:
-            for scheme in names:
-                if log.lacks(column, [scheme]):
-                    peak = peak_mebibytes(masked_lm_training_step(scheme, what), what.device)
-                    log.add(column, [{"name": scheme, "MiB": peak}])
-                bar.update()
+        column = where | {"column": f"memory {length}"}
+        add_each(log, column, [BASELINE, *others], partial(memory_of_training, what=what))
+
+
+def memory_of_training(scheme: str, what: MaskedLMSetting) -> dict[str, float]:
+    """Return the peak memory of a training step beyond weights and Adam's state: its column of a row."""
+    return {"MiB": peak_mebibytes(masked_lm_training_step(scheme, what), what.device)}
 
 
 def count_rows(labels: Sequence[str], what: MaskedLMSetting, limit: int, log: RowLog, where: dict) -> None:
     """Add to a log how many rows a training step holds in `limit` MiB (Huang2020, section 3.6)."""
-    column = where | {"column": f"rows in {limit} MiB, {what.length}"}
-    with progress(total=len(labels), description=column["column"]) as bar:
-        for scheme in labels:
-            if log.lacks(column, [scheme]):
-                own = weights(scheme, what)
 
-                def needed(rows: int, scheme=scheme, own=own) -> float:
-                    step = masked_lm_training_step(scheme, replace(what, batch_size=rows))
-                    return own + peak_mebibytes(step, what.device)
+    def fitting(scheme: str) -> dict:
+        own = weights(scheme, what)
 
-                log.add(column, [{"name": scheme, "rows": most_rows(needed, limit)}])
-            bar.update()
+        def needed(rows: int) -> float:
+            return own + memory_of_training(scheme, replace(what, batch_size=rows))["MiB"]
+
+        return {"rows": most_rows(needed, limit)}
+
+    add_each(log, where | {"column": f"rows in {limit} MiB, {what.length}"}, labels, fitting)
 
 
 def weights(scheme: str, what: MaskedLMSetting) -> float:

@@ -21,16 +21,14 @@ from relpos_fairseq.evaluation.language_model import (
 )
 from relpos_fairseq.io.files import write_json
 from relpos_fairseq.io.progress import progress
-from relpos_fairseq.lab.benchmarks.workload import Options, check_least
+from relpos_fairseq.lab.benchmarks.workload import Options
 
 WARM_UP = 2  # updates that are not timed
 HEADERS = ("model", "method", "context", "predictions", "tokens/s", "ratio", "perplexity", "bits")
-AT_LEAST_1 = "context tokens sliding_tokens batch_size train_batch_size threads"
 
 
 def benchmark(options: Options) -> None:
     """Measure evaluation and training, print the tables, and write the numbers where asked."""
-    check_least(options, 1, AT_LEAST_1)
     options.threads = options.threads or torch.get_num_threads()
     torch.set_num_threads(options.threads)
     subject = load_subject(options.checkpoint, options.data, options.split)

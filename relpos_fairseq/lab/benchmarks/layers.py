@@ -6,7 +6,6 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +15,7 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from relpos_fairseq.core.positions import Positions
+from relpos_fairseq.io.manifests import version_of
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.lab.benchmarks.workload import PLAIN, scheme_and_backend, takes_clip
 from relpos_fairseq.models.configs import RelPosRobertaConfig, namespace, transformer
@@ -132,9 +132,7 @@ class Peer:
 
     def absence(self, device: torch.device) -> str | None:
         """Return why the layer cannot be measured, or None."""
-        try:
-            found = version(self.package)
-        except PackageNotFoundError:
+        if (found := version_of(self.package)) is None:
             return f"{self.package} is not installed"
         if self.cuda and device.type != "cuda":
             return f"{self.package} runs on a GPU only"

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,8 @@ from torch.utils.benchmark import timer
 
 from relpos_fairseq.io import processor
 from relpos_fairseq.io.files import atomic_path, write_text
+from relpos_fairseq.io.manifests import version_of
+from relpos_fairseq.io.processes import mebibytes
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.io.reading import reading
 from relpos_fairseq.lab.benchmarks.workload import Options
@@ -167,7 +168,7 @@ def _resident_peak(run: Callable[[], object], found: list[float | Exception]) ->
         libc = ctypes.CDLL("libc.so.6")
         libc.malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        before = _status("VmRSS")
+        before = mebibytes("VmRSS")
     except OSError:  # not Linux
         found.append(math.nan)
         return
@@ -175,18 +176,11 @@ def _resident_peak(run: Callable[[], object], found: list[float | Exception]) ->
     libc.mallopt(MMAP_THRESHOLD, 1 << 16)
     try:
         run()
-        found.append((_status("VmHWM") - before) / 1024)
+        found.append(mebibytes("VmHWM") - before)
     except Exception as error:  # for the thread that waits
         found.append(error)
     finally:
         libc.mallopt(MMAP_THRESHOLD, 32 << 20)  # what it has become by then in any process
-
-
-def _status(key: str) -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(key):
-            return int(line.split()[1])
-    raise OSError(f"/proc/self/status has no {key}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -282,6 +276,13 @@ def add_times(
             log.add(column, timed_rows(column["column"], baseline, runs, args.rounds, args.seconds))
 
 
+def add_each(log: RowLog, column: dict, names: Iterable[str], make: Callable[[str], dict]) -> None:
+    """Add to a log a row for each name that has none yet, with the columns that `make` returns of it."""
+    for name in progress(list(names), description=column["column"]):
+        if log.lacks(column, [name]):
+            log.add(column, [{"name": name, **make(name)}])
+
+
 def timed_rows(
     column: str, baseline: str, runs: dict[str, Callable[[], object]], rounds: int, seconds: float
 ) -> list[dict]:
@@ -332,13 +333,7 @@ def machine(device: torch.device, threads: int) -> str:
 
 def versions(names: Sequence[str]) -> str:
     """Return the versions of the packages that are installed."""
-    found = []
-    for name in dict.fromkeys(names):
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(found)
+    return ", ".join(f"{name} {found}" for name in names if (found := version_of(name)))
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -32,15 +32,7 @@ from relpos_fairseq.lab.benchmarks.whole_models import (
     generation,
     translation_training_step,
 )
-from relpos_fairseq.lab.benchmarks.workload import (
-    Options,
-    check_least,
-    chosen_of,
-    lengths_of,
-    prepare_run,
-    set_labels,
-    setting_of,
-)
+from relpos_fairseq.lab.benchmarks.workload import Options, chosen_of, lengths_of, prepare_run, set_labels, setting_of
 from relpos_fairseq.schemes import in_attention
 
 TOGETHER = 5  # models in memory beside the baseline: base ones take a gigabyte each
@@ -87,9 +79,6 @@ def check_arguments(args: Options) -> torch.device:
                 f"--parts {part} has the modes {', '.join(PARTS[part])}, got --modes {','.join(args.modes)}"
             )
     args.lengths = lengths_of(args.lengths)
-    check_least(args, 1, "vocab_size batch_size beam max_tokens width ffn heads")
-    check_least(args, 0, "position_clip_distance")
-    check_least(args, 2, "length")
     if args.width % args.heads:
         raise ValueError(f"--width {args.width} must be a multiple of --heads {args.heads}")
     if not 0 <= args.dropout < 1:

@@ -8,7 +8,6 @@ asked, each in a process of its own.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from torch import nn
 
 from relpos_fairseq.inference.checkpoints.causal_lm import Choice, Continuation, open_model, sample
 from relpos_fairseq.io.packages import require
+from relpos_fairseq.io.processes import mebibytes
 from relpos_fairseq.io.progress import table
-from relpos_fairseq.lab.benchmarks.serving import peak_memory, run_apart
+from relpos_fairseq.lab.benchmarks.serving import run_apart
 from relpos_fairseq.text.dictionary import SPECIAL
 
 
@@ -125,7 +125,7 @@ def _timed(run: Callable[[int], None], workload: Workload, entered: float) -> Sa
         began = time.perf_counter()
         run(symbols)
         seconds.append(time.perf_counter() - began)
-    return Sampled(start, seconds[0], seconds[1] - seconds[0], peak_memory(os.getpid()))
+    return Sampled(start, seconds[0], seconds[1] - seconds[0], mebibytes("VmHWM"))
 
 
 def _gpt2(model: nn.Module, words: int, workload: Workload) -> nn.Module:

@@ -7,7 +7,6 @@ translator that wait for work would take the processor from another's.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tempfile
@@ -31,6 +30,7 @@ from relpos_fairseq.inference.translator import Batching, Search, batches
 from relpos_fairseq.io.child import command_of
 from relpos_fairseq.io.errors import ToolError, UserError
 from relpos_fairseq.io.packages import require
+from relpos_fairseq.io.processes import mebibytes
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.nn.packed import BFloat16Linear
 
@@ -130,7 +130,7 @@ def _translated(path: Path, data: Path | None, lines: Lines, beam: int, quantiza
         for number, (best, *_) in zip(batch, results, strict=True):
             found[number] = best.symbols
     seconds = time.perf_counter() - began
-    return Served(seconds, began - entered, peak_memory(os.getpid()), found, _written(found))
+    return Served(seconds, began - entered, mebibytes("VmHWM"), found, _written(found))
 
 
 Writes = Callable[[list[list[int]], int], None]  # of the ids of a batch, and the number of tokens to write
@@ -165,7 +165,7 @@ def _of_same_shape(
         search([[*map(words.index, lines[number]), words.eos()] for number in batch], longest)
         tokens += len(batch) * (longest + 1)
     seconds = time.perf_counter() - began
-    return Served(seconds, began - entered, peak_memory(os.getpid()), [[] for _ in lines], tokens)
+    return Served(seconds, began - entered, mebibytes("VmHWM"), [[] for _ in lines], tokens)
 
 
 def _of_fairseq(cfg: Any, task: Any, beam: int) -> Writes:
@@ -225,18 +225,6 @@ def _padded(rows: list[list[int]], left: bool = False) -> Any:
     return torch.tensor([pad + row if left else row + pad for row, pad in zip(rows, fill, strict=True)])
 
 
-def peak_memory(process: int) -> float:
-    """Return the peak memory of a process so far in MiB; NaN where the system does not tell it.
-
-    What `getrusage` tells is, of a process that was begun by a larger one, the larger one's.
-    """
-    try:
-        said = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return float("nan")
-    return next((int(line.split()[1]) / 1024 for line in said.splitlines() if line.startswith("VmHWM")), float("nan"))
-
-
 def _fairseq(checkpoint: Path, data: Path, split: str, beam: int) -> Served:
     """Run fairseq-generate; its seconds are those of its own clock, which leaves out its start."""
     command = [*command_of("fairseq_cli.generate"), str(data), "--path", str(checkpoint)]
@@ -248,7 +236,7 @@ def _fairseq(checkpoint: Path, data: Path, split: str, beam: int) -> Served:
         done = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
         memory = float("nan")
         while done.poll() is None:
-            now = peak_memory(done.pid)
+            now = mebibytes("VmHWM", done.pid)
             memory = memory if now != now else now  # the last that was told
             time.sleep(0.1)
         whole = time.perf_counter() - began

@@ -134,14 +134,6 @@ def lengths_of(text: str, more: str = "") -> list[int]:
     return lengths
 
 
-def check_least(args: Options, least: int, names: str) -> None:
-    """Raise an error for numbers that are too small, by flag and value; None is a default."""
-    for name in names.split():
-        value = getattr(args, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be >= {least}, got {value}")
-
-
 def schemes_of(text: str, every: Sequence[str]) -> list[str]:
     """Return schemes separated by commas, or `every` for `all`; an unknown one is refused."""
     names = list(every) if text == "all" else text.split(",")
@@ -159,7 +151,6 @@ def set_labels(args: Options) -> None:
 
 def prepare_run(args: Options) -> torch.device:
     """Check device, threads and the file to continue; return the device."""
-    check_least(args, 1, "rounds threads")
     if args.resume and args.csv is None:
         raise ValueError("--resume continues a file: add --csv FILE")
     if args.device == "cuda" and not torch.cuda.is_available():
