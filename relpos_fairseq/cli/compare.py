@@ -43,8 +43,8 @@ class Compare:
     spec: InFile = argument("the comparison, a YAML file", metavar="SPEC")
     work: WorkFolder | None = option(None, "data, checkpoints and logs (default: compare_out/NAME)")
     results: WorkFolder | None = option(None, "results, small files to keep (default: NAME beside SPEC)")
-    workers: int = option(1, "runs at a time (default: %(default)s)")
-    threads: int = option(1, "threads of a run (default: %(default)s)")
+    workers: int = option(1, "runs at a time (default: %(default)s)", least=1)
+    threads: int = option(1, "threads of a run (default: %(default)s)", least=1)
     executor: str = option(
         "local",
         "slurm: a job a run, by submitit and the file's `slurm:` (default: %(default)s)",

@@ -33,13 +33,13 @@ class Questions:
 class Training:
     """What every fine-tuning by a protocol takes."""
 
-    lr: list[float] | None = option(None, "other learning rates than the protocol's")
-    epochs: list[int] | None = option(None, "other numbers of epochs")
-    seeds: list[int] | None = option(None, "other seeds")
-    max_update: int = option(0, "end runs after so many updates")
+    lr: list[float] | None = option(None, "other learning rates than the protocol's", above=0)
+    epochs: list[int] | None = option(None, "other numbers of epochs", above=0)
+    seeds: list[int] | None = option(None, "other seeds", above=0)
+    max_update: int = option(0, "end runs after so many updates", least=0)
     model_flags: str = option("", "the model's, beside its own: --model-flags='--segment-encoding head'", metavar=FLAGS)
     train_flags: str = option("", "further ones of fairseq-train: --train-flags=--fp16", metavar=FLAGS)
-    threads: int = option(1, "threads of a run (default: %(default)s)")
+    threads: int = option(1, "threads of a run (default: %(default)s)", least=1)
 
 
 @command("evaluate lm", "perplexity of language models at a chosen memory or context")

@@ -61,10 +61,12 @@ class Quickstart:
     source_lang: str | None = option(None, "language of the source (default: from file names)", metavar="SRC")
     target_lang: str | None = option(None, "language of the target (default: from file names)", metavar="TGT")
     out: OutFolder = option(Path("quickstart_out"), "default: %(default)s")
-    max_update: int = option(MAX_UPDATE, "updates of training (default: %(default)s)", metavar="N")
-    minutes: float | None = option(None, "stop each training after so many minutes", metavar="M")
+    max_update: int = option(MAX_UPDATE, "updates of training (default: %(default)s)", metavar="N", above=0)
+    minutes: float | None = option(None, "stop each training after so many minutes", metavar="M", above=0)
     seed: int = option(SEED, "default: %(default)s")
-    threads: int = option(usable_cores(), "threads to compute with (default: the usable cores, here %(default)s)")
+    threads: int = option(
+        usable_cores(), "threads to compute with (default: the usable cores, here %(default)s)", above=0
+    )
 
     def run(self, argv: Sequence[str]) -> int:
         from relpos_fairseq.lab.comparison.quickstart import quickstart

@@ -134,7 +134,7 @@ def test_one_command_from_english_to_the_table(folder, tmp_path, capsys):
         (["--xquad", "."], "--squad belongs together with one of --xquad"),
         (["--xnli", "nowhere"], "--xnli nowhere does not exist: give a folder"),
         (["--xnli", "."], "--xnli .: give the folder XNLI itself"),
-        (["--xnli", ".", "--lr", "0"], "--lr must be above 0, got [0.0]"),
+        (["--xnli", ".", "--lr", "0"], "--lr must be above 0, got 0.0"),
         (["--squad", ".", "--xquad", "."], "m: there is no checkpoint nothing.pt"),
     ],
 )

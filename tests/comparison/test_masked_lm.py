@@ -105,8 +105,8 @@ def test_wrong_fine_tuning(tmp_path, data):
         ({"": {**RTE}}, "'' cannot be the name of a folder"),
         ({"held-out": {**RTE}}, "two test sets would be called held-out: choose other labels"),
         ({"MNLI": {**RTE, "name": "MNLI"}, "MNLI valid": {**RTE}}, "would be called MNLI valid"),
-        ({"a": {**RTE, "epochs": -1}}, "epochs must be >= 1, got -1"),
-        ({"a": {**RTE, "max_update": -3}}, "max_update must be >= 0, got -3"),
+        ({"a": {**RTE, "epochs": -1}}, "epochs is -1, and must be a whole number from 1"),
+        ({"a": {**RTE, "max_update": -3}}, "max_update is -3, and must be a whole number from 0"),
         ({"a": {**RTE, "protocol": "chen"}}, "finetune: a is a grid of 8: give one lr and one number of epochs"),
         ({"a": {**RTE, "lr": -1.0}}, "lr must be above 0, got -1.0"),
     ):

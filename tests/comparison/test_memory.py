@@ -12,7 +12,7 @@ import yaml
 
 from helpers.commands import relpos_job
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.lab.comparison.reporting import html_page, markdown
+from relpos_fairseq.lab.comparison.reporting import contents, rendered
 from relpos_fairseq.lab.comparison.scheduling import Comparison
 from relpos_fairseq.lab.comparison.spec import make_spec
 from relpos_fairseq.lab.comparison.summary import summarise
@@ -60,7 +60,7 @@ def test_a_comparison_of_memories(tmp_path, data):
         timed = result["sets"]["memory 16"]["timed"]
         assert len(timed) == 3 and all(row["largest"] < 1e-5 and row["memory"] > 0 < row["window"] for row in timed)
     summary = summarise(made.spec, made.ended(), 2)
-    for text in (markdown(summary), html_page(summary)):
+    for text in (rendered(ending, contents(summary)) for ending in ("md", "html")):
         assert "Relative effective context length, tokens of 8 to 24 (seeds 1 in turn)" in text
         assert "Evaluation with memory 16: milliseconds a prediction" in text
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 
+from relpos_fairseq.cli.main import main as relpos
 from relpos_fairseq.cli.quickstart import Quickstart
 from relpos_fairseq.lab.comparison import quickstart
 from relpos_fairseq.lab.comparison.run import packed_scores
@@ -35,7 +36,7 @@ def test_the_table_and_files(tmp_path, text, monkeypatch, capsys):
         run = comparison.runs[0]
         assert run.flags["max-update"] == run.flags["total-num-update"] == 4
         assert run.flags["stop-time-hours"] == 0.5 and run.seed == 3
-        assert run.task.languages == ("en", "de") and comparison.keep
+        assert run.task.languages == ("en", "de") and comparison.keep_models
         for name in ("raw/test.en", "raw/test.de"):
             path = run.task.data_folder(comparison.work) / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,9 +85,11 @@ def test_the_table_and_files(tmp_path, text, monkeypatch, capsys):
     assert (out / "results.csv").read_text().splitlines()[1].startswith("m4,100.00,4.00,1234")
 
 
-def test_choices_are_checked(tmp_path):
-    with pytest.raises(ValueError, match="--max-update must be above 0, got 0"):
-        quickstart.quickstart(["m4"], Quickstart(out=tmp_path, max_update=0))
+def test_choices_are_checked(tmp_path, capsys):
+    for flag in ("--max-update", "--minutes", "--threads"):
+        assert relpos(["quickstart", "--out", str(tmp_path / "out"), flag, "0"]) == 2
+        assert f"{flag} must be above 0, got 0" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_wrong_text_is_named(tmp_path, text):

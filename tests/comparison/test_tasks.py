@@ -109,7 +109,7 @@ def test_published_files(tmp_path):
     pairs = task("pcfg_set", data=tmp_path, test=3).pairs()
     assert {name: len(some) for name, some in pairs.items()} == {"train": 27, "valid": 3, "test": 3}
     with pytest.raises(ValueError, match="one needs what is not there: .*train.tsv"):
-        task("cogs", data=tmp_path / "none").data_key()
+        task("cogs", data=tmp_path / "none").data_folder(tmp_path)
 
 
 def test_wrong_options():
@@ -131,12 +131,12 @@ def test_data_are_named_by_what_they_are_made_of(tmp_path):
     """Options, files' contents; not labels, flags or places."""
     one = task("copy", symbols=5)
     other = make_task("two", {"kind": "copy", "symbols": 5, "train": {"lr": 1}}, NO_FLAGS)
-    assert one.data_key() == other.data_key() != task("copy", symbols=6).data_key()
+    assert one.data_key == other.data_key != task("copy", symbols=6).data_key
     (tmp_path / "text").write_text("ab\n")
     (tmp_path / "same").write_text("ab\n")
-    keys = [task("characters", text=tmp_path / name).data_key() for name in ("text", "same")]
+    keys = [task("characters", text=tmp_path / name).data_key for name in ("text", "same")]
     (tmp_path / "same").write_text("abc\n")
-    assert keys[0] == keys[1] != task("characters", text=tmp_path / "same").data_key()
+    assert keys[0] == keys[1] != task("characters", text=tmp_path / "same").data_key
 
 
 @pytest.mark.parametrize(("language", "named"), [("de", {}), ("qaa", {}), ("zh", {"tokenize": "zh"})])

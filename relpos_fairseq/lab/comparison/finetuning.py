@@ -38,9 +38,6 @@ def finetune_glue(given: Any) -> int:
     Returns:
         The exit status: 1 where a run failed.
     """
-    check_numbers(given)
-    if not given.data.is_dir():
-        raise UserError(f"there is no folder {given.data}: make it with relpos prepare glue")
     tasks, protocol = tasks_of(given), PROTOCOLS[given.protocol]
     own = {"kind": "glue", "data": str(given.data), "protocol": protocol.name, "train": flags_of(given.train_flags)}
     grids = {task.name: own | {"name": task.name} for task in tasks}
@@ -72,7 +69,6 @@ def finetune_xtreme(given: Any, answering: Any) -> int:
     Returns:
         The exit status: 1 where a run failed.
     """
-    check_numbers(given)
     evaluated = {name: getattr(given, name) for name in xtreme.FLAGS.values()}
     check_xtreme(given, evaluated)
     protocol, train, grids = PROTOCOLS["xtreme"], flags_of(given.train_flags), {}
@@ -118,24 +114,12 @@ def finetune_xtreme(given: Any, answering: Any) -> int:
     return status
 
 
-def check_numbers(given: Any) -> None:
-    """Raise an error for numbers that no training can have."""
-    for option in ("lr", "epochs", "seeds"):
-        if any(value <= 0 for value in getattr(given, option) or ()):
-            raise UserError(f"--{option} must be above 0, got {getattr(given, option)}")
-    if given.max_update < 0 or given.threads < 1:
-        raise UserError("--max-update must not be negative, --threads at least 1")
-
-
 def check_xtreme(given: Any, evaluated: dict[str, Path | None]) -> None:
-    """Raise an error for data sets without training data, and folders that are not there."""
+    """Raise an error for data sets without training data, and for a folder that is not XNLI's."""
     if bool(given.squad) != any(evaluated.values()):
         raise UserError("--squad belongs together with one of --xquad, --mlqa, --tydiqa at least")
     if not given.xnli and not given.squad:
         raise UserError("there is nothing to fine-tune on: give --xnli or --squad")
-    for path in filter(None, (given.xnli, given.squad, *evaluated.values())):
-        if not path.is_dir():
-            raise UserError(f"there is no folder {path}")
     if given.xnli and given.xnli.resolve().name != "XNLI":
         raise UserError(f"--xnli {given.xnli}: give the folder XNLI itself, as relpos prepare glue wrote it")
 
@@ -164,7 +148,7 @@ def comparison_of(given: Any, name: str, protocol: Protocol, grids: dict[str, di
         "tasks": {label: entry | grid for label, entry in grids.items()},
     }
     comparison = Comparison(
-        make_spec(name, content), given.out, given.out / "results", threads=given.threads, keep=keep
+        make_spec(name, content), given.out, given.out / "results", threads=given.threads, keep_models=keep
     )
     for run in comparison.runs:
         run.settings  # noqa: B018  this reads data and models

@@ -29,9 +29,6 @@ def quickstart(schemes: list[str], given: Any) -> int:
 
     Returns:
         The exit status: 1 where a scheme failed.
-
-    Raises:
-        ValueError: a number is not above 0.
     """
     comparison, out = comparison_of(schemes, given), given.out
     status = comparison.run()
@@ -43,19 +40,15 @@ def quickstart(schemes: list[str], given: Any) -> int:
             print_samples(run, comparison)
             draw(run, comparison)
     if rows:
-        header, *lines = table_rows(rows)
-        print(table(lines, header))
-        write_results(out, rows)
+        lines = list(map(table_row, rows))
+        print(table([line.values() for line in lines], list(lines[0])))
+        write_results(out, lines)
         print(f"written: {out / 'results.json'}, {out / 'results.csv'}")
     return status
 
 
 def comparison_of(schemes: list[str], given: Any) -> Comparison:
     """Return the runs as a comparison."""
-    for name in ("max_update", "minutes", "threads"):
-        value = getattr(given, name)
-        if value is not None and value <= 0:
-            raise ValueError(f"--{name.replace('_', '-')} must be above 0, got {value}")
     task = {"kind": "built_in"}
     if given.from_dir is not None:
         task = {
@@ -69,27 +62,21 @@ def comparison_of(schemes: list[str], given: Any) -> Comparison:
         train["stop-time-hours"] = given.minutes / 60
     content = {"schemes": schemes, "seeds": [given.seed], "train": train, "tasks": {"corpus": task}}
     spec = make_spec("quickstart", content)
-    return Comparison(spec, given.out, given.out / "results", threads=given.threads, keep=True)
+    return Comparison(spec, given.out, given.out / "results", threads=given.threads, keep_models=True)
 
 
-def table_rows(results: list[dict]) -> list[list]:
-    """Return the table: a header, and a row a scheme."""
-    tests = (f"BLEU {name.replace('test_', '')}" for name in results[0]["sets"])
-    rows: list[list] = [["scheme", *tests, "valid ppl", "parameters", "train tok/s", "generate tok/s", "seconds"]]
-    for result in results:
-        sets = result["sets"].values()
-        rows.append(
-            [
-                result["scheme"],
-                *(one["values"]["BLEU"] for one in sets),
-                min((v["valid_loss"], v["valid_ppl"]) for v in result["validations"])[1],
-                result["parameters"],
-                result["tokens_per_second"],
-                round(result["sets"]["test"]["tokens_per_second"]),
-                round(result["seconds"] + sum(one["seconds"] for one in sets)),
-            ]
-        )
-    return rows
+def table_row(result: dict) -> dict[str, object]:
+    """Return the table's row of a scheme's result, by column."""
+    sets = result["sets"]
+    return {
+        "scheme": result["scheme"],
+        **{f"BLEU {name.replace('test_', '')}": one["values"]["BLEU"] for name, one in sets.items()},
+        "valid ppl": min((v["valid_loss"], v["valid_ppl"]) for v in result["validations"])[1],
+        "parameters": result["parameters"],
+        "train tok/s": result["tokens_per_second"],
+        "generate tok/s": round(sets["test"]["tokens_per_second"]),
+        "seconds": round(result["seconds"] + sum(one["seconds"] for one in sets.values())),
+    }
 
 
 def print_samples(run: Run, comparison: Comparison) -> None:
@@ -119,12 +106,12 @@ def draw(run: Run, comparison: Comparison) -> None:
         print(f"  no pictures: {error}", flush=True)
 
 
-def write_results(out: Path, results: list[dict]) -> None:
+def write_results(out: Path, rows: list[dict[str, object]]) -> None:
     """Write the table as results.json and results.csv."""
-    header, *rows = table_rows(results)
-    write_json(out / "results.json", [dict(zip(header, row, strict=True)) for row in rows])
+    write_json(out / "results.json", rows)
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for row in (header, *rows):
-        writer.writerow([f"{one:.2f}" if isinstance(one, float) else one for one in row])
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: f"{one:.2f}" if isinstance(one, float) else one for name, one in row.items()})
     write_text(out / "results.csv", text.getvalue())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from relpos_fairseq.lab.comparison.scheduling import Comparison
     from relpos_fairseq.lab.comparison.statistics import Estimate
 
-TEMPLATE = Path(__file__).with_name("report.html.jinja")
 SCORE_HEADERS = (
     "scheme",
     "seeds",
@@ -65,7 +65,8 @@ def write_report(comparison: Comparison) -> int:
         )
     comparison.store.fold()
     summary = summarise(comparison.spec, results, len(comparison.runs))
-    texts = {"md": markdown(summary), "csv": csv_text(summary), "html": html_page(summary)}
+    shown = contents(summary)
+    texts = {"md": rendered("md", shown), "csv": csv_text(summary), "html": rendered("html", shown)}
     for ending, text in texts.items():
         write_text(comparison.results / f"report.{ending}", text, renews=True)
     print(texts["md"])
@@ -73,51 +74,8 @@ def write_report(comparison: Comparison) -> int:
     return 0
 
 
-def markdown(summary: Summary) -> str:
-    """Return the report as Markdown."""
-    lines = [f"# {markdown_text(summary.title)}", "", *(f"- {line}" for line in shown_by(summary)), "", READING, ""]
-    common = warnings_of(summary)
-    lines += [text for warning in common for text in (f"**{warning}.**", "")]
-    for part in summary.tasks:
-        lines += [f"## {markdown_text(part.label)}", ""]
-        for table in part.tables:
-            lines += [f"{caption(table)}. Differences: to {code(summary.baseline)}.", ""]
-            shown = [
-                [
-                    markdown_text(cells[0]),
-                    *cells[1:DIFFERENCE],
-                    f"**{cells[DIFFERENCE]}**" if sure else cells[DIFFERENCE],
-                    *cells[DIFFERENCE + 1 :],
-                ]
-                for cells, sure in score_rows(table, summary.baseline)
-            ]
-            lines += [markdown_table(shown, SCORE_HEADERS, written=True), ""]
-            lines += [f"Warning: {warning}.\n" for warning in table.warnings() if warning not in common]
-        for extra in part.extras:
-            rows = [[markdown_text(row[0]), *row[1:]] for row in extra.rows]
-            lines += [f"{extra.title}:", "", markdown_table(rows, extra.headers, written=True), ""]
-        lines += [
-            "Cost, in the median over seeds:",
-            "",
-            markdown_table([[markdown_text(row[0]), *row[1:]] for row in cost_rows(part)], COST_HEADERS, written=True),
-            "",
-        ]
-    if choices := choice_rows(summary):
-        chosen = [[*map(markdown_text, row)] for row, _ in choices]
-        lines += ["## What was chosen", "", CHOSEN, "", markdown_table(chosen, CHOICE_HEADERS, written=True), ""]
-    lines += [
-        "## How it was made",
-        "",
-        markdown_table([map(markdown_text, row) for row in made_rows(summary)], ("what", "value")),
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def html_page(summary: Summary) -> str:
-    """Return the report as one HTML page."""
-    from jinja2 import Environment, StrictUndefined
-
+def contents(summary: Summary) -> dict[str, object]:
+    """Return what the templates of the report show, by the names that they use."""
     parts, common = [], warnings_of(summary)
     for part in summary.tasks:
         metric, names = part.tables[0].metric.name, list(part.costs)
@@ -128,7 +86,7 @@ def html_page(summary: Summary) -> str:
         scores = [
             {
                 "caption": caption(table),
-                "rows": score_rows(table, summary.baseline),
+                "rows": score_rows(table, summary.spec.baseline),
                 "warnings": [one for one in table.warnings() if one not in common],
             }
             for table in part.tables
@@ -136,21 +94,45 @@ def html_page(summary: Summary) -> str:
         costs = [(row, False) for row in cost_rows(part)]
         extras = [(extra.title, extra.headers, [(row, False) for row in extra.rows]) for extra in part.extras]
         parts.append({"label": part.label, "scores": scores, "charts": charts, "extras": extras, "costs": costs})
-    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        summary=summary,
-        shown=shown_by(summary),
-        reading=READING,
-        warnings=common,
-        parts=parts,
-        score_headers=SCORE_HEADERS,
-        bold=DIFFERENCE,
-        cost_headers=COST_HEADERS,
-        chosen=CHOSEN,
-        choice_headers=CHOICE_HEADERS,
-        choices=choice_rows(summary),
-        made=[(row, False) for row in made_rows(summary)],
+    return {
+        "summary": summary,
+        "shown": shown_by(summary),
+        "reading": READING,
+        "warnings": common,
+        "parts": parts,
+        "score_headers": SCORE_HEADERS,
+        "bold": DIFFERENCE,
+        "cost_headers": COST_HEADERS,
+        "chosen": CHOSEN,
+        "choice_headers": CHOICE_HEADERS,
+        "choices": choice_rows(summary),
+        "made": [(row, False) for row in made_rows(summary)],
+    }
+
+
+def rendered(ending: str, shown: dict[str, object]) -> str:
+    """Return what `contents` returned as Markdown (`md`), or as one page (`html`)."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=select_autoescape(["html.jinja"]),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
     )
+    environment.filters |= {"text": markdown_text, "code": code, "table": markdown_rows}
+    return environment.get_template(f"report.{ending}.jinja").render(shown)
+
+
+def markdown_rows(rows: Rows, headers: Sequence[str], labels: int = 1) -> str:
+    """Return a table as Markdown; its first columns are `labels`, others' text, and a sure difference is bold."""
+    shown = []
+    for cells, sure in rows:
+        written = [*map(markdown_text, cells[:labels]), *cells[labels:]]
+        if sure:
+            written[DIFFERENCE] = f"**{written[DIFFERENCE]}**"
+        shown.append(written)
+    return markdown_table(shown, headers, written=True)
 
 
 def code(name: str) -> str:
@@ -289,7 +271,7 @@ def made_rows(summary: Summary) -> list[tuple[str, str]]:
     """Return how the comparison was made, as (what, value)."""
     rows = [
         ("runs", f"{summary.done} of {summary.total} done"),
-        ("seeds", ", ".join(map(str, summary.seeds))),
+        ("seeds", ", ".join(map(str, summary.spec.seeds))),
         ("hours of training and scoring", f"{summary.seconds / 3600:.2f}"),
         ("code", ", ".join(summary.codes)),
         ("versions", ", ".join(f"{name} {v}" for name, v in summary.versions.items())),

@@ -66,7 +66,7 @@ class Run:
 
     def name(self, code: str) -> str:
         """Return the name of the run's folder and result, `TASK/SCHEME-seedN-KEY`, for a version of the code."""
-        key = key_of([self.settings, self.task.data_key(), code, self.seed])
+        key = key_of([self.settings, self.task.data_key, code, self.seed])
         return f"{self.task.label}/{self.scheme}-seed{self.seed}-{key}"
 
     def folder(self, work: Path, code: str) -> Path:

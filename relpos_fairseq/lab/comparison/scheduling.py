@@ -41,10 +41,10 @@ class Comparison:
     spec: Spec
     work: Path
     results: Path
-    workers: int = 1
-    threads: int = 1
-    keep: bool = False
-    any_code: bool = False
+    workers: int = 1  # runs at a time
+    threads: int = 1  # of a run
+    keep_models: bool = False  # whether checkpoints stay
+    any_code: bool = False  # whether results of another version of the code count
     fold: bool = False  # whether the results move into one file when all are there
     published: Spec | None = None  # the specification as it is written, where other seeds were asked for
 
@@ -53,15 +53,7 @@ class Comparison:
 
     @classmethod
     def of(
-        cls,
-        spec: Path,
-        work: Path | None = None,
-        results: Path | None = None,
-        workers: int = 1,
-        threads: int = 1,
-        keep_models: bool = False,
-        any_code: bool = False,
-        seeds: str = "",
+        cls, spec: Path, work: Path | None = None, results: Path | None = None, seeds: str = "", **given: Any
     ) -> Comparison:
         """Read a specification.
 
@@ -69,23 +61,17 @@ class Comparison:
             spec: the file.
             work: folder of data, checkpoints and logs; None: `compare_out/NAME`.
             results: folder of the results; None: NAME, beside the file.
-            workers: runs at a time.
-            threads: of a run.
-            keep_models: whether checkpoints stay.
-            any_code: whether results of another version of the code count.
             seeds: in place of the file's, separated by commas.
+            given: other fields of a comparison.
 
         Raises:
-            ValueError: a number is below 1, or the file is wrong.
+            ValueError: the file is wrong.
         """
-        for name, value in (("workers", workers), ("threads", threads)):
-            if value < 1:
-                raise ValueError(f"--{name} must be >= 1, got {value}")
         found, published = read_spec(spec), None
         if seeds:
             found, published = replace(found, seeds=seeds_of(as_numbers(seeds))), found
         work, results = work or Path("compare_out") / found.name, results or spec.with_suffix("")
-        return cls(found, work, results, workers, threads, keep_models, any_code, fold=True, published=published)
+        return cls(found, work, results, fold=True, published=published, **given)
 
     def folder(self, run: Run) -> Path:
         """Return the folder of a run's checkpoints, logs and outputs."""
@@ -162,7 +148,7 @@ class Comparison:
         failure = self.folder(run) / FAILED
         failure.unlink(missing_ok=True)
         try:
-            run.finish(self.work, self.store, self.code, self.threads, self.keep)
+            run.finish(self.work, self.store, self.code, self.threads, self.keep_models)
         except BusyError as error:
             print(f"error: {error}", flush=True)
             raise SystemExit(BUSY) from None

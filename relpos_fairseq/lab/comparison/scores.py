@@ -19,6 +19,7 @@ from relpos_fairseq.io.reading import Count
 
 ORDERS = 4  # of BLEU's n-grams
 CHRF_ORDERS, CHRF_BETA = 6, 2
+BLOCK = 32  # neighbouring predictions, which are alike, that count as one example
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,12 @@ METRICS = {
 def matches(right: Sequence[bool]) -> np.ndarray:
     """Return the statistics (N, 2) of examples that are right or wrong."""
     return np.stack([np.asarray(right, np.int64), np.ones(len(right), np.int64)], 1)
+
+
+def of_predictions(nats: np.ndarray) -> np.ndarray:
+    """Return perplexity's statistics (N, 2) of predictions (M,): examples are `BLOCK` neighbours, the last fewer."""
+    starts = np.arange(0, len(nats), BLOCK)
+    return np.stack([np.add.reduceat(nats, starts), np.diff([*starts, len(nats)])], 1)
 
 
 def same_inputs(inputs: Sequence[str]) -> np.ndarray:

@@ -21,7 +21,7 @@ Paths count from the folder in which the command runs.
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import of_type, read_yaml
@@ -36,16 +36,19 @@ Scalar = None | bool | int | float | str
 Flags = dict[str, Scalar | list[Scalar]]
 
 
-class _Content(TypedDict, total=False):
+class _Optional(TypedDict, total=False):
     title: Scalar
     baseline: Label | None
     pairs: object  # `pairs_of` and `seeds_of` check these
     seeds: object
-    schemes: list[Label] | dict[Label, Flags | None]
     train: Flags | None
     generate: Flags | None
-    tasks: dict[Label, dict[str, object]]
     slurm: dict[str, Scalar | list[Scalar] | dict[str, Scalar]] | None
+
+
+class _Content(_Optional):
+    schemes: list[Label] | dict[Label, Flags | None]
+    tasks: dict[Label, dict[str, object]]
 
 
 KEYS = tuple(_Content.__annotations__)
@@ -68,8 +71,6 @@ class Spec:
 
 def read_spec(path: Path) -> Spec:
     """Read a specification."""
-    if not path.is_file():
-        raise UserError(f"there is no file {path}")
     content = read_yaml(path)
     try:
         return make_spec(path.stem, content)
@@ -77,17 +78,17 @@ def read_spec(path: Path) -> Spec:
         raise UserError(f"{path}: {error}") from None
 
 
-def make_spec(name: str, content: object) -> Spec:
+def make_spec(name: str, content: Any) -> Spec:
     """Return a specification from the content of a YAML file; an error in it is a ValueError."""
-    content = mapping(content, "a comparison")
-    check_keys(content, KEYS, "a comparison")
+    if unknown := [key for key in of_type(content, dict[Label, object]) if key not in KEYS]:
+        raise ValueError(f"a comparison has no {', '.join(map(str, unknown))}; known: {', '.join(KEYS)}")
     of_type(content, _Content)
-    schemes = schemes_of(content.get("schemes"))
+    schemes = schemes_of(content["schemes"])
     baseline = str(content.get("baseline") or next(iter(schemes)))
-    shared = {name: mapping(content.get(name) or {}, name) for name in ("train", "generate")}
+    shared = {name: content.get(name) or {} for name in ("train", "generate")}
     tasks, grids = {}, {}
-    for label, options in mapping(content.get("tasks"), "tasks").items():
-        made = make_tasks(str(label), mapping(options, f"task {label}"), shared)
+    for label, options in content["tasks"].items():
+        made = make_tasks(str(label), options, shared)
         if twice := tasks.keys() & made:
             raise ValueError(f"two tasks would be called {', '.join(sorted(twice))}: choose other labels")
         tasks |= made
@@ -102,31 +103,16 @@ def make_spec(name: str, content: object) -> Spec:
         tasks=tasks,
         baseline=baseline,
         pairs=pairs_of(content.get("pairs", "baseline"), baseline, list(schemes)),
-        slurm=dict(mapping(content.get("slurm") or {}, "slurm")),
+        slurm=content.get("slurm") or {},
         grids=grids,
     )
 
 
-def mapping(value: object, what: str) -> dict:
-    """Return a value that must be a mapping."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} must be a mapping, got {value!r}")
-    return value
-
-
-def check_keys(content: dict, known: tuple[str, ...], what: str) -> None:
-    """Raise an error for unknown keys."""
-    if unknown := [str(key) for key in content if key not in known]:
-        raise ValueError(f"{what} has no {', '.join(unknown)}; known: {', '.join(known)}")
-
-
-def schemes_of(given: object) -> dict[str, dict]:
+def schemes_of(given: list[Label] | dict[Label, Flags | None]) -> dict[str, dict]:
     """Return the flags of schemes by label; a label without a scheme, architecture or model is the scheme's name."""
-    if isinstance(given, list):
-        given = {str(name): {SCHEME: str(name)} for name in given}
     schemes = {}
-    for label, flags in mapping(given, "schemes").items():
-        flags = {} if flags is None else mapping(flags, f"scheme {label}")
+    for label, flags in (dict.fromkeys(given) if isinstance(given, list) else given).items():
+        flags = flags or {}
         named = any(str(flag).endswith((SCHEME, "arch", "from-model")) for flag in flags)
         schemes[str(label)] = flags if named else {SCHEME: str(label), **flags}
     if not schemes:

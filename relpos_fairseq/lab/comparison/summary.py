@@ -116,9 +116,7 @@ class TaskSummary:
 class Summary:
     """A whole comparison."""
 
-    title: str
-    baseline: str
-    seeds: tuple[int, ...]
+    spec: Spec
     done: int  # runs that have a result
     total: int  # runs
     tasks: list[TaskSummary]
@@ -138,9 +136,7 @@ def summarise(spec: Spec, results: list[tuple[Run, dict]], total: int) -> Summar
     labels = dict.fromkeys(spec.grids.get(label, label) for label in spec.tasks)
     every = [result for _, result in results]
     return Summary(
-        title=spec.title,
-        baseline=spec.baseline,
-        seeds=spec.seeds,
+        spec=spec,
         done=len(results),
         total=total,
         tasks=[summarise_task(label, by_task[label], spec) for label in labels if label in by_task],

@@ -20,6 +20,7 @@ from relpos_fairseq.io.files import atomic_folder, remove, sha256_of, write_json
 from relpos_fairseq.io.processes import USER_DIR, Fork, in_fork, key_of
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.io.stages import locked
+from relpos_fairseq.lab.comparison.scores import Packed, pack, unpack
 
 KINDS: dict[str, type[Task]] = {}
 # Flags of every training; a resumed one sees the same batches as one that never stopped.
@@ -122,12 +123,9 @@ class Task:
         left_out = ("label", "train", "generate", *paths)
         return {"kind": self.kind} | {k: v for k, v in own.items() if k not in left_out}
 
-    def data_key(self) -> str:
-        """Return a hash of what the data are made of: options, inputs, and the code that makes them, read once."""
-        return self._data_key
-
     @cached_property
-    def _data_key(self) -> str:
+    def data_key(self) -> str:
+        """A hash of what the data are made of: options, inputs, and the code that makes them."""
         code = [Path(inspect.getfile(cls)) for cls in type(self).__mro__ if issubclass(cls, Task)]
         missing = [str(path) for path in self.inputs() if not path.exists()]
         if missing:
@@ -137,7 +135,7 @@ class Task:
 
     def data_folder(self, work: Path) -> Path:
         """Return the folder of the data, below a comparison's folder."""
-        return work / "data" / f"{self.label}-{self.data_key()}"
+        return work / "data" / f"{self.label}-{self.data_key}"
 
     def prepare(self, work: Path) -> Path:
         """Prepare the task's data unless they exist; return their folder."""
@@ -204,6 +202,12 @@ class Workspace:
         """Run a command of fairseq on the data to its end."""
         given = [self.data / "bin", "--user-dir", USER_DIR, *as_arguments(flags), *device()]
         return fairseq(tool, given, self.folder / log, self.threads)
+
+    def computed(self, name: str, function: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return the array that a function computes of a test set in a child of this process, kept as `NAME.json`."""
+        place = self.folder / f"{name}.json"
+        self.in_child(name, lambda: write_json(place, pack(function()), renews=True))
+        return unpack(read_json(place, Packed))
 
     def in_child(self, name: str, function: Callable[[], object]) -> None:
         """Call a function that scores a test set in a child of this process, with the run's threads."""

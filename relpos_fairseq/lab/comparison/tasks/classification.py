@@ -16,7 +16,7 @@ import numpy as np
 from relpos_fairseq.evaluation.classification import Classifier
 from relpos_fairseq.io.files import atomic_path
 from relpos_fairseq.io.lines import read_lines
-from relpos_fairseq.io.reading import reading
+from relpos_fairseq.io.reading import Positive, reading
 from relpos_fairseq.lab.comparison import scores
 from relpos_fairseq.lab.comparison.tasks.base import Scored, Task, Workspace, binarise, device, kind, write_lines
 
@@ -47,14 +47,12 @@ class Labels(Task):
 
     longest: int = 40  # the longest sequence in training
     beyond: int = 200  # the longest in the test
-    examples: int = 20000  # of training
-    test: int = 500  # examples of each test set
+    examples: Positive = 20000  # of training
+    test: Positive = 500  # examples of each test set
 
     def __post_init__(self) -> None:
         if not 2 <= self.longest < self.beyond:
             raise ValueError(f"longest must be 2 to beyond, {self.beyond}, got {self.longest}")
-        if self.examples < 1 or self.test < 1:
-            raise ValueError(f"examples and test must be >= 1, got {self.examples} and {self.test}")
 
     def example(self, length: int, generator: random.Random) -> Labelled:
         """Return a sequence of about a length, and its label; each label comes as often."""

@@ -28,6 +28,7 @@ from relpos_fairseq.evaluation.translation import read_system
 from relpos_fairseq.io.files import write_text
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.manifests import write_manifest
+from relpos_fairseq.io.reading import Count, Positive
 from relpos_fairseq.lab.comparison import scores
 from relpos_fairseq.lab.comparison.tasks.base import Scored, Task, Workspace, as_arguments, fairseq, kind, write_lines
 
@@ -72,15 +73,15 @@ class Pairs(Task):
         (workspace.folder / log).unlink(missing_ok=True)
         flags = GENERATE | self.generate | {"gen-subset": self.subset(name)}
         flags |= {"task": "translation", "path": workspace.model}
-        flags |= dict(zip(("source-lang", "target-lang"), self.pair(workspace), strict=True))
+        flags |= dict(zip(("source-lang", "target-lang"), self.languages, strict=True))
         workspace.call("generate", log, flags=flags)
         found = (SPEED.search(line) for line in read_lines(workspace.folder / log, "drop"))
         speed = max((float(match[1]) for match in found if match), default=0.0)
-        references = list(read_lines(workspace.data / "raw" / f"{name}.{self.pair(workspace)[1]}"))
-        system = self.plain(read_system(workspace.folder / log, len(references)), workspace)
+        raw = (workspace.data / "raw" / f"{name}.{language}" for language in self.languages)
+        sources, references = (list(read_lines(path)) for path in raw)
+        system = self.plain(read_system(workspace.folder / log, len(references)))
         write_text(workspace.folder / f"{name}.txt", "".join(f"{line}\n" for line in system), renews=True)
         lengths = np.array([len(line.split()) for line in references])
-        sources = list(read_lines(workspace.data / "raw" / f"{name}.{self.pair(workspace)[0]}"))
         inputs = scores.same_inputs(sources)
         return Scored(lengths, self.statistics(system, references), {"tokens_per_second": speed}, inputs)
 
@@ -88,11 +89,7 @@ class Pairs(Task):
         """Return fairseq's name of a test set: test, test1, ..."""
         return f"test{self.sets().index(name) or ''}"
 
-    def pair(self, workspace: Workspace) -> Pair:
-        """Return the source's and the target's language."""
-        return self.languages
-
-    def plain(self, system: list[str], workspace: Workspace) -> list[str]:
+    def plain(self, system: list[str]) -> list[str]:
         """Return translations in the form of the references."""
         return system
 
@@ -158,14 +155,12 @@ class Scan(Pairs):
     test_sets: ClassVar[tuple[str, ...]] = ("inside", "longer")  # trained lengths, and longer ones
 
     cutoff: int = 22  # the longest output in training, in actions
-    valid: int = 500  # pairs of training lengths that validate; as many others are the set `inside`
-    test: int = 0  # longer pairs that are tested, drawn once for all runs; 0: all of them
+    valid: Positive = 500  # pairs of training lengths that validate; as many others are the set `inside`
+    test: Count = 0  # longer pairs that are tested, drawn once for all runs; 0: all of them
 
     def __post_init__(self) -> None:
         if not 1 <= self.cutoff < 48:
             raise ValueError(f"cutoff must be 1 to 47, the longest output has 48, got {self.cutoff}")
-        if self.valid < 1 or self.test < 0:
-            raise ValueError(f"valid must be >= 1 and test >= 0, got {self.valid} and {self.test}")
 
     def pairs(self) -> dict[str, list[Pair]]:
         every = [(command, " ".join(actions)) for command, actions in scan_commands().items()]
@@ -182,11 +177,7 @@ class Published(Pairs):
     """A task whose published files lie in a folder."""
 
     data: Path  # the folder of the published files
-    test: int = 0  # examples of each test set, drawn once for all runs; 0: all of them
-
-    def __post_init__(self) -> None:
-        if self.test < 0:
-            raise ValueError(f"test must be >= 0, got {self.test}")
+    test: Count = 0  # examples of each test set, drawn once for all runs; 0: all of them
 
     def drawn(self, pairs: list[Pair]) -> list[Pair]:
         """Return the examples of a test set that are tested."""

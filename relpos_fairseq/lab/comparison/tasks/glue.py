@@ -15,11 +15,9 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import write_json
-from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.io.reading import Count, Positive, read_json
 from relpos_fairseq.lab.comparison import scores
 from relpos_fairseq.lab.comparison.protocols import BATCH_SIZE, METRIC_NAMES, PROTOCOLS, WARMUP, updates_of
-from relpos_fairseq.lab.comparison.scores import Packed, pack, unpack
 from relpos_fairseq.lab.comparison.tasks.base import Scored, Task, Workspace, kind
 from relpos_fairseq.lab.comparison.tasks.classification import logits_of
 from relpos_fairseq.preparation.glue_tasks import TASKS
@@ -118,13 +116,10 @@ class FineTuning(Task):
 
     data: Path  # folder that `relpos prepare` wrote
     lr: float | None = None  # the learning rate; None: the protocol's first
-    epochs: int | None = None  # None: the protocol's first
-    max_update: int = 0  # updates that end a run; 0: none
+    epochs: Positive | None = None  # None: the protocol's first
+    max_update: Count = 0  # updates that end a run; 0: none
 
     def __post_init__(self) -> None:
-        for name, value, least in (("epochs", self.epochs, 1), ("max_update", self.max_update, 0)):
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be >= {least}, got {value}")
         if self.lr is not None and not self.lr > 0:
             raise ValueError(f"lr must be above 0, got {self.lr}")
 
@@ -319,17 +314,15 @@ class Questions(FineTuning):
 
     def score(self, name: str, workspace: Workspace) -> Scored:
         """Answer every question; F1 and exact match are those of SQuAD's script."""
-        place = workspace.folder / f"{name}-answers.json"
 
-        def answers() -> None:
+        def answers() -> np.ndarray:
             from relpos_fairseq.evaluation import questions
 
             model, task = workspace.load()
             dataset = task.read_dataset(split_of(self.data, name))
-            write_json(place, pack(questions.example_scores(model, task, dataset)), renews=True)
+            return questions.example_scores(model, task, dataset)
 
-        workspace.in_child(name, answers)
-        exact, f1, words = unpack(read_json(place, Packed)).T
+        exact, f1, words = workspace.computed(name, answers).T
         whole = np.ones(len(exact))
         rows = {"question F1": np.stack([f1, whole], 1), "exact match": np.stack([exact, whole], 1)}
         return Scored(words.astype(int), rows)

@@ -16,14 +16,12 @@ from typing import ClassVar
 import numpy as np
 
 from relpos_fairseq.data import corpus
-from relpos_fairseq.io.files import write_json, write_text
+from relpos_fairseq.io.files import write_text
 from relpos_fairseq.io.lines import read_lines
-from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.io.reading import Positive
 from relpos_fairseq.lab.comparison import scores
-from relpos_fairseq.lab.comparison.scores import Packed, pack, unpack
 from relpos_fairseq.lab.comparison.tasks.base import Scored, Task, Workspace, binarise, device, kind, write_lines
 
-BLOCK = 32  # neighbouring predictions, which are alike, that count as one example
 SPACE = "▁"
 MARK = ">"  # between a prompt and its answer
 
@@ -52,9 +50,9 @@ class Characters(Task):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "times", tuple(self.times))
-        if self.context < 2 or self.predictions < BLOCK or min(self.times) < 1:
+        if self.context < 2 or self.predictions < scores.BLOCK or min(self.times) < 1:
             raise ValueError(
-                f"context must be >= 2, predictions >= {BLOCK}, times >= 1, got {self.context}, "
+                f"context must be >= 2, predictions >= {scores.BLOCK}, times >= 1, got {self.context}, "
                 f"{self.predictions}, {self.times}"
             )
 
@@ -85,14 +83,9 @@ class Characters(Task):
 
     def score(self, name: str, workspace: Workspace) -> Scored:
         """Score the last predictions of the test with windows of one length."""
-        place = workspace.folder / f"{name}.json"
         context = self.context * int(name.removesuffix("x"))
-        workspace.in_child(name, lambda: write_json(place, pack(self.nats(workspace, context)), renews=True))
-        nats = unpack(read_json(place, Packed))
-        starts = np.arange(0, len(nats), BLOCK)
-        counts = np.diff([*starts, len(nats)])
-        rows = np.stack([np.add.reduceat(nats, starts), counts], 1)
-        return Scored(np.full(len(starts), context), {"perplexity": rows})
+        rows = scores.of_predictions(workspace.computed(name, lambda: self.nats(workspace, context)))
+        return Scored(np.full(len(rows), context), {"perplexity": rows})
 
     def nats(self, workspace: Workspace, context: int) -> np.ndarray:
         """Return the negative log-likelihood (N,) of every prediction."""
@@ -120,16 +113,13 @@ class Prompts(Task):
         "max-tokens": 4096,
     }
 
-    symbols: int = 20  # how many different ones there are
-    longest: int = 20  # the longest prompt in training
+    symbols: Positive = 20  # how many different ones there are
+    longest: Positive = 20  # the longest prompt in training
     beyond: int = 40  # the longest prompt in the test
-    examples: int = 20000  # of training
-    each: int = 20  # test prompts of every length, all different; fewer where there are no more
+    examples: Positive = 20000  # of training
+    each: Positive = 20  # test prompts of every length, all different; fewer where there are no more
 
     def __post_init__(self) -> None:
-        for name in ("symbols", "longest", "examples", "each"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if self.beyond <= self.longest:
             raise ValueError(f"beyond must be above longest, {self.longest}, got {self.beyond}")
 

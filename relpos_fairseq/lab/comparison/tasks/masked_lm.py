@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import sha256_of, write_json
+from relpos_fairseq.io.files import sha256_of
 from relpos_fairseq.io.indexed import read_indexed
 from relpos_fairseq.io.processes import key_of
-from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.io.stages import Stage, run_stages
-from relpos_fairseq.lab.comparison.scores import Packed, pack, unpack
 from relpos_fairseq.lab.comparison.tasks.base import Scored, Task, Workspace, check_label, kind
 from relpos_fairseq.lab.comparison.tasks.glue import MODEL_FLAG, FineTuning
 from relpos_fairseq.lab.comparison.tasks.registry import make_tasks
@@ -92,8 +90,9 @@ class MaskedLM(Task):
         }
         return {"kind": self.kind, "tokens": self.tokens, "finetune": then}
 
+    @cached_property
     def data_key(self) -> str:
-        return key_of([super().data_key(), *(task.data_key() for task in self.finetune.values())])
+        return key_of([super().data_key, *(task.data_key for task in self.finetune.values())])
 
     def binary(self) -> Path:
         """Return the folder that fairseq-train reads."""
@@ -130,9 +129,7 @@ class MaskedLM(Task):
     def score(self, name: str, workspace: Workspace) -> Scored:
         """Score the pre-trained model on the masks of the held-out text, or fine-tune it and score that."""
         if name == HELD_OUT:
-            place = workspace.folder / f"{HELD_OUT}.json"
-            workspace.in_child(HELD_OUT, lambda: write_json(place, pack(nats(workspace)), renews=True))
-            rows = unpack(read_json(place, Packed))
+            rows = workspace.computed(HELD_OUT, lambda: nats(workspace))
             return Scored(rows[:, 2].astype(int), {"perplexity": rows[:, :2]})
         label, own = self.tests()[name]
         task: FineTuning = self.finetune[label]

@@ -30,10 +30,9 @@ from relpos_fairseq.io.files import sha256_of, write_json
 from relpos_fairseq.io.indexed import read_indexed
 from relpos_fairseq.io.processes import key_of
 from relpos_fairseq.io.reading import Amount, Count, read_json
-from relpos_fairseq.lab.comparison.scores import Packed, pack, unpack
+from relpos_fairseq.lab.comparison.scores import BLOCK, Packed, of_predictions, pack, unpack
 from relpos_fairseq.lab.comparison.tasks.base import Extra, Scored, Task, Workspace, kind
 
-BLOCK = 32  # neighbouring predictions, which are alike, that count as one example
 ROWS = 4  # rows or windows that are read together
 SCALE = 100  # nats are kept in hundredths, whose rounding is no bias: every prediction of a run takes 90 kB
 SHARES = (0.1, 0.5, 1.0)  # r of the effective context
@@ -135,9 +134,8 @@ class SegmentMemory(Task):
         workspace.in_child(name, work)
         notes = read_json(place, _Notes)
         nats = losses_of(notes)[-1]
-        starts = np.arange(0, len(nats), BLOCK)
-        rows = np.stack([np.add.reduceat(nats, starts), np.diff([*starts, len(nats)])], 1)
-        return Scored(np.full(len(starts), notes["contexts"][-1]), {"perplexity": rows}, dict(notes))
+        rows = of_predictions(nats)
+        return Scored(np.full(len(rows), notes["contexts"][-1]), {"perplexity": rows}, dict(notes))
 
     def with_memory(self, subject: Any, length: int) -> _Notes:
         """Return the loss of every prediction with a length of memory."""

@@ -16,9 +16,9 @@ from sacrebleu.metrics import BLEU
 from relpos_fairseq.data import corpus
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.lines import read_lines
-from relpos_fairseq.io.reading import read_json
+from relpos_fairseq.io.reading import Count, read_json
 from relpos_fairseq.lab.comparison import scores
-from relpos_fairseq.lab.comparison.tasks.base import Workspace, kind, write_lines
+from relpos_fairseq.lab.comparison.tasks.base import kind, write_lines
 from relpos_fairseq.lab.comparison.tasks.encoder_decoder import Pair, Pairs, binarise_pairs
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
 from relpos_fairseq.text.moses import Detokeniser
@@ -116,13 +116,13 @@ class Parallel(Translation):
     source: str | None = None  # the source's language; None: from the files' names
     target: str | None = None  # the target's language; None: from the files' names
     files: dict = field(default_factory=dict)  # the names of splits, where they are not train, valid and test
-    longest: int = 0  # words of either side in training; longer sentences are a test set of their own; 0: no limit
+    longest: Count = 0  # words of either side in training; longer sentences are a test set of their own; 0: no limit
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "generate", {"post-process": "sentencepiece"} | self.generate)
-        if set(self.files) - set(SPLITS) or self.longest < 0:
-            raise ValueError(f"files names {', '.join(SPLITS)}, and longest is >= 0")
+        if set(self.files) - set(SPLITS):
+            raise ValueError(f"files names {', '.join(SPLITS)}")
 
     @cached_property
     def found(self) -> dict[tuple[str, str], Path]:
@@ -199,25 +199,25 @@ class Prepared(Translation):
         """Copy the binary data and the references, so that runs do not depend on the user's folder."""
         shutil.copytree(self.data / "data-bin", folder / "bin")
         shutil.copytree(self.data / "reference", folder / "raw")
-        shutil.copy(self.data / "manifest.json", folder / "prepared.json")
-
-    def pair(self, workspace: Workspace) -> Pair:
-        return tuple(read_json(workspace.data / "prepared.json", _Prepared)["settings"]["languages"])
 
     @cached_property
-    def target_language(self) -> str:
-        """The target's language, as the folder's manifest has it."""
+    def settings(self) -> _Settings:
+        """What the folder's manifest says of the text, read before the first run."""
         manifest = read_json(self.data / "manifest.json", _Prepared, None)
         if manifest is None:
             raise ValueError(f"task {self.label} needs what is not there: {self.data / 'manifest.json'}")
-        return manifest["settings"]["languages"][1]
+        return manifest["settings"]
+
+    @property
+    def languages(self) -> Pair:
+        return tuple(self.settings["languages"])
 
     def subset(self, name: str) -> str:
         return name
 
-    def plain(self, system: list[str], workspace: Workspace) -> list[str]:
-        settings = read_json(workspace.data / "prepared.json", _Prepared)["settings"]
-        return list(map(Detokeniser(settings["languages"][1], settings["tokenizer"], settings["bpe"]), system))
+    def plain(self, system: list[str]) -> list[str]:
+        whole = Detokeniser(self.target_language, self.settings["tokenizer"], self.settings["bpe"])
+        return list(map(whole, system))
 
 
 def guess_languages(data: Path, source: str | None, target: str | None, names: Mapping[str, str]) -> Pair:

@@ -35,14 +35,19 @@ def make_tasks(label: str, options: dict, shared: dict[str, dict]) -> dict[str, 
     The entry of a grid has a list under `lr` or `epochs`, or names a `protocol`, which stands for what is not given.
     The arguments are those of `make_task`.
     """
+    try:
+        return {name: make_task(name, point, shared) for name, point in _points(label, options).items()}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"task {label}: {error}") from None
+
+
+def _points(label: str, options: dict) -> dict[str, dict]:
+    """Return the options of each point of a grid by the task's label; of what is no grid those given."""
     own = getattr(kinds().get(str(options.get("kind", label))), "protocol", None)
     protocol = own and PROTOCOLS.get(str(options.get("protocol", own)))
     if not protocol:  # it is no fine-tuning, or `make_task` says that there is no such kind or protocol
-        return {label: make_task(label, options, shared)}
-    try:
-        of_type(options, _Grid)
-    except ValueError as error:
-        raise ValueError(f"task {label}: {error}") from None
+        return {label: options}
+    of_type(options, _Grid)
     given = [options.get(name) for name in _Grid.__annotations__]
     whole = protocol.learning_rates, protocol.epochs
     if "protocol" not in options:
@@ -53,12 +58,11 @@ def make_tasks(label: str, options: dict, shared: dict[str, dict]) -> dict[str, 
     ]
     points = list(product(*axes))
     if len(points) == 1 and not any(isinstance(one, list) for one in given):
-        return {label: make_task(label, options, shared)}
+        return {label: options}
     names = [f"{label}-lr{rate:g}-epochs{epochs}" for rate, epochs in points]
     if not points or len(set(names)) < len(names):
-        raise ValueError(f"task {label}: lr and epochs must be different numbers each, got {axes[0]} and {axes[1]}")
-    made = zip(names, points, strict=True)
-    return {name: make_task(name, options | {"lr": lr, "epochs": epochs}, shared) for name, (lr, epochs) in made}
+        raise ValueError(f"lr and epochs must be different numbers each, got {axes[0]} and {axes[1]}")
+    return {name: options | {"lr": lr, "epochs": epochs} for name, (lr, epochs) in zip(names, points, strict=True)}
 
 
 def make_task(label: str, options: dict, shared: dict[str, dict]) -> Task:
@@ -75,24 +79,18 @@ def make_task(label: str, options: dict, shared: dict[str, dict]) -> Task:
     known = kinds()
     kind = options.get("kind", label)
     if not isinstance(kind, str) or kind not in known:
-        raise ValueError(f"task {label}: there is no kind {kind!r}; known: {', '.join(known)}")
+        raise ValueError(f"there is no kind {kind!r}; known: {', '.join(known)}")
     own = {key: value for key, value in options.items() if key not in ("kind", *shared)}
     types = {f.name: str(f.type) for f in fields(known[kind]) if f.name not in ("label", *shared)}
     if unknown := [str(key) for key in own if key not in types]:
-        raise ValueError(f"task {label}: kind {kind} has no {', '.join(unknown)}; known: {', '.join(types)}")
-    hints = get_type_hints(known[kind])
+        raise ValueError(f"kind {kind} has no {', '.join(unknown)}; known: {', '.join(types)}")
+    hints = get_type_hints(known[kind], include_extras=True)
     flagged = {key: options[key] for key in shared if options.get(key) is not None}
     for key, value in (own | flagged).items():
-        try:
-            of_type(value, _as_yaml(hints[key]), key)
-        except ValueError as error:
-            raise ValueError(f"task {label}: {error}") from None
+        of_type(value, _as_yaml(hints[key]), key)
     flags = {key: {**flags, **flagged.get(key, {})} for key, flags in shared.items()}
-    try:
-        paths = {key: Path(value) for key, value in own.items() if types[key].startswith("Path") and value is not None}
-        return known[kind](label=label, **own | paths, **flags)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"task {label}: {error}") from None
+    paths = {key: Path(value) for key, value in own.items() if types[key].startswith("Path") and value is not None}
+    return known[kind](label=label, **own | paths, **flags)
 
 
 def _as_yaml(wanted: Any) -> Any:
