@@ -17,9 +17,9 @@ from relpos_fairseq.lab.benchmarks.layers import (
     LEAST_TABLE,
     PACKAGES,
     PEERS,
-    FairseqLayer,
     LayerSetting,
     OurLayer,
+    fairseq_layer,
     layer_runner,
 )
 
@@ -109,7 +109,7 @@ def test_both_sides_train_alike(monkeypatch: pytest.MonkeyPatch) -> None:
         losses[name] = whole_models.translation_training_step(name, TINY)()
     own, ours = whole_models.FairseqAdam, whole_models.RelPosAdam
     assert used == [own, own, ours, own, ours]
-    kinds = [row[2] for row in whole_models.GAINS.values()]
+    kinds = [row[1] for row in whole_models.GAINS.values()]
     assert kinds == [
         whole_models.LabelSmoothedCrossEntropyCriterion,
         *[whole_models.RelPosLabelSmoothedCrossEntropyCriterion] * 2,
@@ -184,8 +184,8 @@ def test_layers_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
 def test_our_layer_without_positions_is_fairseqs() -> None:
     """The baseline of the table is what fairseq computes."""
     torch.manual_seed(0)
-    ours, theirs = OurLayer("none", LAYER), FairseqLayer(LAYER)
-    theirs.layer.load_state_dict(ours.layers[0].state_dict())
+    ours, theirs = OurLayer("none", LAYER), fairseq_layer(LAYER)
+    theirs.module.load_state_dict(ours.layers[0].state_dict())
     (found, *gradients), (wanted, *others) = (
         (layer_runner(layer, LAYER, "forward")(), *layer_runner(layer, LAYER, "train")()) for layer in (ours, theirs)
     )

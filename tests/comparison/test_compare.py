@@ -301,7 +301,7 @@ def test_wrong_specifications(tmp_path, capsys):
         ({**SMALL, "seeds": [1, 1]}, "a list of different ones"),
         ({**SMALL, "seeds": 100_000_000_000}, "seeds must be at most 1,000"),
         ({**SMALL, "seeds": -1}, "seeds must be a number above 0"),
-        ({**SMALL, "seeds": True}, "seeds must be a number above 0"),
+        ({**SMALL, "seeds": True}, "seeds is true, and must be a whole number or a list"),
         ({**SMALL, "seeds": [2**40]}, "seeds must be whole numbers from 1 to"),
         ({**SMALL, "title": ["a"]}, 'title is ["a"], and must be'),
         ({**SMALL, "train": {"lr": float("nan")}}, "train/lr is NaN, and must be"),
@@ -330,6 +330,10 @@ def test_wrong_specifications(tmp_path, capsys):
     assert relpos(["compare", "run", str(tmp_path / "wrong.yaml")]) == 2
     assert "is not the YAML that is expected" in capsys.readouterr().err
     assert relpos(["compare", "status", str(tmp_path / "none.yaml")]) == 2
+    capsys.readouterr()
+    for flag in ("--workers", "--threads"):
+        assert relpos(["compare", "status", str(tmp_path / "wrong.yaml"), flag, "0"]) == 2
+        assert f"{flag} must be >= 1, got 0" in capsys.readouterr().err
 
 
 def test_runs_are_named_by_all_that_they_depend_on(tmp_path):

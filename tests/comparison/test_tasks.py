@@ -120,6 +120,8 @@ def test_wrong_options():
         "beyond must be above longest, 20, got 20": ("copy", {"beyond": 20}),
         "longest must be 2 to beyond": ("even_pairs", {"longest": 300}),
         "context must be >= 2": ("characters", {"context": 1}),
+        "each is 0, and must be a whole number from 1": ("copy", {"each": 0}),
+        "test is -1, and must be a whole number from 0": ("scan", {"test": -1}),
     }
     for message, (kind, options) in wrong.items():
         with pytest.raises(ValueError, match=message.replace("(", "\\(")):

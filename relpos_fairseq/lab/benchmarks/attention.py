@@ -42,6 +42,7 @@ from relpos_fairseq.lab.benchmarks.workload import (
     AttentionSetting,
     Options,
     chosen_of,
+    clip_text,
     draw,
     draw_heads,
     has_formula,
@@ -250,13 +251,13 @@ def checked(run: AttentionRun, candidates: list[Candidate], modes: list[str]) ->
     for candidate in progress(candidates, description=f"checking length {candidates[0].setting.length}"):
         if isinstance(candidate, Flex) and not _compiles(run, candidate):
             continue
-        if getattr(candidate, "backend", "") != "reference":
+        if isinstance(candidate, SchemeCandidate) and candidate.backend != "reference":
             _check(run, candidate, modes)
         kept.append(candidate)
     return kept
 
 
-def _check(run: AttentionRun, candidate: Candidate, modes: list[str]) -> None:
+def _check(run: AttentionRun, candidate: SchemeCandidate, modes: list[str]) -> None:
     by_flex = isinstance(candidate, Flex)
     error = check(candidate, bool({"train", "memory"} & set(modes)))
     if "decode" in modes and not by_flex:
@@ -265,7 +266,7 @@ def _check(run: AttentionRun, candidate: Candidate, modes: list[str]) -> None:
         run.note(f"{candidate.label}: errs {error:.0f} times what the formula errs")
     else:
         run.worst = max(run.worst, (error, candidate.label))
-    run.checked += not isinstance(candidate, NoPositions)
+    run.checked += 1
 
 
 def _compiles(run: AttentionRun, candidate: Flex) -> bool:
@@ -283,7 +284,7 @@ def _compiles(run: AttentionRun, candidate: Flex) -> bool:
     return reason is None
 
 
-def check(candidate: Candidate, gradients: bool = True) -> float:
+def check(candidate: SchemeCandidate, gradients: bool = True) -> float:
     """Compare a candidate with fp64: values, and gradients where it has them.
 
     Returns:
@@ -292,8 +293,6 @@ def check(candidate: Candidate, gradients: bool = True) -> float:
     Raises:
         ValueError: it errs more than MOST, FlexAttention more than OTHERS_MOST.
     """
-    if isinstance(candidate, NoPositions):
-        return 0.0
     setting = candidate.setting
     small = replace(setting, batch=2, heads=min(setting.heads, 3), length=ODD_LENGTH)
     worst = _error(candidate, some_rows(candidate.name, setting), gradients)
@@ -303,10 +302,8 @@ def check(candidate: Candidate, gradients: bool = True) -> float:
     return max(worst, whole)
 
 
-def check_step(candidate: Candidate) -> float:
+def check_step(candidate: SchemeCandidate) -> float:
     """Compare a step of decoding with fp64, values alone; returns and raises as `check`."""
-    if isinstance(candidate, NoPositions):
-        return 0.0
     setting = replace(candidate.setting, causal=True)
     q, k, v = draw_heads(setting, queries=1)
     last = [(setting.length - 1, setting.length)]
@@ -427,11 +424,10 @@ TITLES = {
 
 def report(args: Options, rows: list[dict], notes: list[str], machine: str) -> str:
     """Return what was measured, the tables of all settings and modes, and remarks for the foot."""
-    clip = f"clip {args.position_clip_distance}" if args.position_clip_distance else "unclipped"
     what = "a BERT layer" if args.layer else "attention"
     parts = [
         f"{machine}; {what}, {size_of(args)}, {args.heads} heads of {args.head_dim}, {args.dtype}, "
-        f"{clip}, {'causal' if args.causal else 'both directions'}. "
+        f"{clip_text(args)}, {'causal' if args.causal else 'both directions'}. "
         f"{HOW.format('the first row')}{backends_used(rows)}",
         tables(rows),
     ]
@@ -447,12 +443,8 @@ def size_of(args: Options) -> str:
 
 def key_of(args: Options) -> str:
     """Return the name of a command's section in a markdown file."""
-    parts = [args.device, args.dtype, "causal" if args.causal else "both directions"]
-    parts += [
-        f"clip {args.position_clip_distance}" if args.position_clip_distance else "unclipped",
-        "layer" if args.layer else "",
-    ]
-    parts.append("FlexAttention" if args.flex else "")
+    parts = [args.device, args.dtype, "causal" if args.causal else "both directions", clip_text(args)]
+    parts += ["layer" if args.layer else "", "FlexAttention" if args.flex else ""]
     parts.append(args.isa or "")
     parts.append("by " + " ".join(args.backends) if args.backends != ["auto"] else "")
     if set(args.modes) & {"decode", "memory"}:

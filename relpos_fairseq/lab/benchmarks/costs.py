@@ -30,6 +30,7 @@ from relpos_fairseq.lab.benchmarks.whole_models import (
 from relpos_fairseq.lab.benchmarks.workload import (
     PLAIN,
     Options,
+    clip_text,
     lengths_of,
     prepare_run,
     scheme_and_backend,
@@ -165,14 +166,13 @@ def describe(args: Options, head: str) -> str:
     """Return machine, versions and sizes, in words."""
     size = sizes_of(args.size)
     whole = size["encoder_layers"]
-    clip = f"clip {args.position_clip_distance}" if args.position_clip_distance else "unclipped"
     timed = args.layers or whole
     return (
         f"{head}; {versions(['fairseq-fixed', 'fairseq'])}. BERT-{args.size}: {whole} layers, "
         f"{size['encoder_embed_dim']} wide, {size['encoder_attention_heads']} heads. Parameters: "
         f"what positions add to the whole model, tables of {BERT_POSITIONS} positions. Timed are "
         f"**{timed} of {whole} layers** and {args.vocab_size:,} words, {args.batch_size} rows of "
-        f"{', '.join(map(str, args.lengths))} tokens, {args.dtype}, {clip}, dropout "
+        f"{', '.join(map(str, args.lengths))} tokens, {args.dtype}, {clip_text(args)}, dropout "
         f"{args.dropout:g}; relative to `{BASELINE}`: median (minimum to minimum) ± half the "
         f"quartile distance; memory: peak of a training step beyond weights and Adam's state."
     )

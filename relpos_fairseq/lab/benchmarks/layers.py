@@ -70,16 +70,10 @@ class OurLayer(nn.Module):
         return self.layers[0](x, None, self.positions.context(positions))
 
 
-class FairseqLayer(nn.Module):
-    """fairseq's own encoder layer, which has no positions."""
-
-    def __init__(self, setting: LayerSetting) -> None:
-        super().__init__()
-        nested = transformer(namespace(_config(setting), setting.length))
-        self.layer = TransformerEncoderLayerBase(nested)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x, None)
+def fairseq_layer(setting: LayerSetting) -> nn.Module:
+    """Build fairseq's own encoder layer, which has no positions."""
+    nested = transformer(namespace(_config(setting), setting.length))
+    return _Wrapped(TransformerEncoderLayerBase(nested), lambda inner, x: inner(x, None))
 
 
 def _config(setting: LayerSetting) -> RelPosRobertaConfig:

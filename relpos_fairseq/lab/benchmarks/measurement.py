@@ -10,9 +10,9 @@ import importlib
 import math
 import platform
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -153,32 +153,23 @@ def peak_mebibytes(run: Callable[[], object], device: torch.device) -> float:
         run()
         torch.cuda.synchronize(device)
         return (torch.cuda.max_memory_allocated(device) - before) / 2**20
-    found: list[float | Exception] = []
-    thread = threading.Thread(target=_resident_peak, args=(run, found))
-    thread.start()
-    thread.join()
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_resident_peak, run).result()
 
 
-def _resident_peak(run: Callable[[], object], found: list[float | Exception]) -> None:
-    """Append the peak of a run, or the exception that it raised."""
+def _resident_peak(run: Callable[[], object]) -> float:
     try:
         libc = ctypes.CDLL("libc.so.6")
         libc.malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         before = mebibytes("VmRSS")
     except OSError:  # not Linux
-        found.append(math.nan)
-        return
+        return math.nan
     # What was freed into a thread's heap stays there, and would serve the run unseen.
     libc.mallopt(MMAP_THRESHOLD, 1 << 16)
     try:
         run()
-        found.append(mebibytes("VmHWM") - before)
-    except Exception as error:  # for the thread that waits
-        found.append(error)
+        return mebibytes("VmHWM") - before
     finally:
         libc.mallopt(MMAP_THRESHOLD, 32 << 20)  # what it has become by then in any process
 

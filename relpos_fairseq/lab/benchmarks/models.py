@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from relpos_fairseq.lab.benchmarks import layers
-from relpos_fairseq.lab.benchmarks.layers import PACKAGES, PEERS, FairseqLayer, LayerSetting, OurLayer, layer_runner
+from relpos_fairseq.lab.benchmarks.layers import PACKAGES, PEERS, LayerSetting, OurLayer, fairseq_layer, layer_runner
 from relpos_fairseq.lab.benchmarks.measurement import (
     HOW,
     RowLog,
@@ -112,7 +112,7 @@ def layer_makers(args: Options) -> dict[str, tuple[Callable[[LayerSetting], obje
     names = dict.fromkeys([layers.BASELINE, *names])
     ours = {name: (lambda setting, name=name: OurLayer(name, setting), True) for name in names}
     baseline = {layers.BASELINE: ours.pop(layers.BASELINE)}
-    fairseqs = {FAIRSEQ: (FairseqLayer, True)} if FAIRSEQ in args.peers else {}
+    fairseqs = {FAIRSEQ: (fairseq_layer, True)} if FAIRSEQ in args.peers else {}
     device = torch.device(args.device)
     peers = {
         peer.name: (peer.layer, peer.time_first)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -39,25 +38,16 @@ FAIRSEQ = "fairseq"  # name of the row for fairseq's own transformer
 FAIRSEQS_OWN = (FairseqAdam, LabelSmoothedCrossEntropyCriterion)
 # Rows for training only: fairseq's transformer with this package's optimizer, with its loss, and with both.
 GAINS = {
-    f"{FAIRSEQ}, relpos_adam": (FAIRSEQ, RelPosAdam, FAIRSEQS_OWN[1]),
-    f"{FAIRSEQ}, relpos_label_smoothed_cross_entropy": (
-        FAIRSEQ,
-        FAIRSEQS_OWN[0],
-        RelPosLabelSmoothedCrossEntropyCriterion,
-    ),
-    f"{FAIRSEQ}, both": (FAIRSEQ, RelPosAdam, RelPosLabelSmoothedCrossEntropyCriterion),
+    f"{FAIRSEQ}, relpos_adam": (RelPosAdam, FAIRSEQS_OWN[1]),
+    f"{FAIRSEQ}, relpos_label_smoothed_cross_entropy": (FAIRSEQS_OWN[0], RelPosLabelSmoothedCrossEntropyCriterion),
+    f"{FAIRSEQ}, both": (RelPosAdam, RelPosLabelSmoothedCrossEntropyCriterion),
 }
 PREFIX = "relpos_transformer"
 
 
-def _multi30k() -> dict[str, Any]:
-    """Return the model's sizes in examples/translation/config/multi30k.yaml, by flag."""
-    one = {"embed_dim": 256, "ffn_embed_dim": 512, "attention_heads": 4, "layers": 3}
-    return {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in one.items()}
-
-
+MULTI30K = {"embed_dim": 256, "ffn_embed_dim": 512, "attention_heads": 4, "layers": 3}  # as its example has them
 MODEL_SIZES = {
-    "multi30k": _multi30k(),
+    "multi30k": {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in MULTI30K.items()},
     "base": {},
     **{name.removeprefix(PREFIX + "_"): values for name, values in SIZES.items() if values},
 }
@@ -135,8 +125,8 @@ def translation_training_step(name: str, setting: TranslationSetting) -> Callabl
 
     Optimizer and loss are fairseq's own for every model; rows of `GAINS` replace one or both.
     """
-    model_name, optimizer_kind, criterion_kind = GAINS.get(name, (name, *FAIRSEQS_OWN))
-    model = translation_model(model_name, setting).train()
+    optimizer_kind, criterion_kind = GAINS.get(name, FAIRSEQS_OWN)
+    model = translation_model(FAIRSEQ if name in GAINS else name, setting).train()
     task = small_task(setting.vocab_size)
     criterion = criterion_kind(task, False, label_smoothing=0.1)
     optimizer = make_optimizer(optimizer_kind, model)
@@ -195,9 +185,7 @@ def masked_lm(name: str, setting: MaskedLMSetting) -> RelPosRobertaModel:
 
     `name` is a scheme and perhaps a backend, as `label_of` joins them.
     """
-    dictionary = Dictionary()
-    for number in range(setting.vocab_size - SPECIAL):
-        dictionary.add_symbol(f"w{number}")
+    dictionary = small_task(setting.vocab_size - SPECIAL).source_dictionary
     dictionary.add_symbol("<mask>")
     task = SimpleNamespace(source_dictionary=dictionary, max_positions=lambda: setting.positions)
     config = RelPosRobertaConfig()

@@ -45,6 +45,11 @@ def has_formula(name: str) -> bool:
     return in_attention(name) and name != PLAIN
 
 
+def clip_text(args: Options) -> str:
+    """Return the clip distance of a command in words."""
+    return f"clip {args.position_clip_distance}" if args.position_clip_distance else "unclipped"
+
+
 def takes_clip(name: str) -> bool:
     """Return whether a scheme has a clip distance."""
     return any(CLIP_DISTANCE in member.takes for member in parse_hybrid(name))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -310,17 +311,12 @@ def finish_job(comparison: Comparison, run: Run) -> None:
 
 def status(comparison: Comparison) -> int:
     """Print what is done, what failed and what is missing; return 1 where something is."""
-    rows, failed = {}, []
-    for run in comparison.runs:
-        row = rows.setdefault((run.task.label, run.scheme), [0, 0])
-        row[1] += 1
-        if comparison.result(run) is not None:
-            row[0] += 1
-        elif reason := comparison.failure(run):
-            failed.append(f"failed: {run.title}: {reason}")
-    for (task, scheme), (done, total) in rows.items():
-        print(f"{task} / {scheme}: {done} of {total}")
-    print("\n".join(failed) or "none failed")
-    done, total = (sum(row[place] for row in rows.values()) for place in (0, 1))
-    print(f"{done} of {counted(total, 'run')} done in {comparison.results} (code {comparison.code})")
-    return int(done < total)
+    runs, missing = comparison.runs, comparison.missing()
+    total, left = (Counter((run.task.label, run.scheme) for run in some) for some in (runs, missing))
+    for (task, scheme), number in total.items():
+        print(f"{task} / {scheme}: {number - left[task, scheme]} of {number}")
+    failures = [(run.title, reason) for run in missing if (reason := comparison.failure(run))]
+    print("\n".join(f"failed: {title}: {reason}" for title, reason in failures) or "none failed")
+    done = f"{len(runs) - len(missing)} of {counted(len(runs), 'run')}"
+    print(f"{done} done in {comparison.results} (code {comparison.code})")
+    return int(bool(missing))

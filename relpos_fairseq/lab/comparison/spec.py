@@ -39,8 +39,8 @@ Flags = dict[str, Scalar | list[Scalar]]
 class _Optional(TypedDict, total=False):
     title: Scalar
     baseline: Label | None
-    pairs: object  # `pairs_of` and `seeds_of` check these
-    seeds: object
+    pairs: object  # `pairs_of` checks it
+    seeds: int | list[int]
     train: Flags | None
     generate: Flags | None
     slurm: dict[str, Scalar | list[Scalar] | dict[str, Scalar]] | None
@@ -120,18 +120,16 @@ def schemes_of(given: list[Label] | dict[Label, Flags | None]) -> dict[str, dict
     return schemes
 
 
-def seeds_of(given: object) -> tuple[int, ...]:
+def seeds_of(given: int | list[int]) -> tuple[int, ...]:
     """Return the seeds: a number stands for 1 to that number."""
-    if type(given) is int and given > SEEDS or isinstance(given, list) and len(given) > SEEDS:
+    if (len(given) if isinstance(given, list) else given) > SEEDS:
         raise ValueError(f"seeds must be at most {SEEDS:,}, got {given!r:.40}")
-    seeds = tuple(range(1, given + 1)) if type(given) is int else given
-    if not isinstance(seeds, list | tuple) or not seeds:
+    seeds = tuple(given if isinstance(given, list) else range(1, given + 1))
+    if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be a number above 0 or a list of different ones, got {given!r:.40}")
-    if not all(type(seed) is int and 0 < seed <= LARGEST for seed in seeds):
+    if not all(0 < seed <= LARGEST for seed in seeds):
         raise ValueError(f"seeds must be whole numbers from 1 to {LARGEST}, got {given!r:.40}")
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds must be a number above 0 or a list of different ones, got {given!r:.40}")
-    return tuple(seeds)
+    return seeds
 
 
 def pairs_of(given: object, baseline: str, labels: list[str]) -> tuple[tuple[str, str], ...]:

@@ -26,6 +26,14 @@ SPACE = "▁"
 MARK = ">"  # between a prompt and its answer
 
 
+DECODER = {
+    "task": "language_modeling",
+    "arch": "relpos_transformer_lm_tiny",
+    "share-decoder-input-output-embed": True,
+    "criterion": "relpos_cross_entropy",
+}
+
+
 @kind("characters")
 @dataclass(frozen=True, kw_only=True)
 class Characters(Task):
@@ -33,15 +41,7 @@ class Characters(Task):
 
     unit: ClassVar[str] = "characters of context"
     checkpoint: ClassVar[str] = "best"
-    default: ClassVar[dict] = {
-        "task": "language_modeling",
-        "arch": "relpos_transformer_lm_tiny",
-        "dropout": 0.1,
-        "share-decoder-input-output-embed": True,
-        "criterion": "relpos_cross_entropy",
-        "sample-break-mode": "none",
-        "lr": 2e-3,
-    }
+    default: ClassVar[dict] = DECODER | {"dropout": 0.1, "sample-break-mode": "none", "lr": 2e-3}
 
     text: Path | None = None  # a file of lines, plain or compressed; None: the English of the built-in corpus
     context: int = 64  # characters of a sample in training
@@ -103,15 +103,7 @@ class Prompts(Task):
 
     unit: ClassVar[str] = "symbols"
     test_sets: ClassVar[tuple[str, ...]] = ("inside", "longer")  # trained lengths, and longer ones
-    default: ClassVar[dict] = {
-        "task": "language_modeling",
-        "arch": "relpos_transformer_lm_tiny",
-        "dropout": 0.0,
-        "share-decoder-input-output-embed": True,
-        "criterion": "relpos_cross_entropy",
-        "sample-break-mode": "eos",
-        "max-tokens": 4096,
-    }
+    default: ClassVar[dict] = DECODER | {"dropout": 0.0, "sample-break-mode": "eos", "max-tokens": 4096}
 
     symbols: Positive = 20  # how many different ones there are
     longest: Positive = 20  # the longest prompt in training

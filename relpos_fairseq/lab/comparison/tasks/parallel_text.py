@@ -267,14 +267,11 @@ def find_files(data: Path, source: str, target: str, names: Mapping[str, str]) -
 
 def check_lines(files: dict[tuple[str, str], Path]) -> None:
     """Raise an error for a split whose languages differ in their number of lines, or are empty."""
-    counts: dict[str, list[tuple[str, int]]] = {}
-    for (split, _), path in files.items():
-        counts.setdefault(split, []).append((path.name, sum(1 for _ in read_lines(path))))
-    wrong = [
-        f"{first}: {lines} lines, {second}: {others} lines"
-        for (first, lines), (second, others) in counts.values()
-        if lines != others or lines == 0
-    ]
+    wrong = []
+    for split in SPLITS:
+        counts = {path.name: sum(1 for _ in read_lines(path)) for (own, _), path in files.items() if own == split}
+        if len({*counts.values()}) > 1 or 0 in counts.values():
+            wrong.append(", ".join(f"{name}: {lines} lines" for name, lines in counts.items()))
     if wrong:
         raise UserError("both languages of a split need the same number of lines, at least one; " + "; ".join(wrong))
 
