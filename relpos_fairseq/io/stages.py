@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypedDict
 
-from relpos_fairseq.io import ledger
+from relpos_fairseq.io import records
 from relpos_fairseq.io.errors import BusyError, UserError
 from relpos_fairseq.io.files import (
     STAMPS,
@@ -168,7 +168,7 @@ def is_same(path: Path, described: dict, hashes: Hashes) -> bool:
 
 
 def claim(stage: Stage, old: dict | None, folder: Path, hashes: Hashes) -> None:
-    """Check that a stage may write its outputs: nothing is there, or this command's own by stamp, manifest or ledger.
+    """Check that a stage may write its outputs: nothing is there, or this command's own by stamp, manifest or records.
 
     What a stamp or manifest lists with its hash is recorded as this command's, so that a folder of another machine or
     an earlier version is gone on with.
@@ -177,18 +177,18 @@ def claim(stage: Stage, old: dict | None, folder: Path, hashes: Hashes) -> None:
     for path in map(Path, stage.outputs):
         if not stage.keeps and path.exists():
             if path.is_file() and (found := listed(path)) and is_same(path, found[1], hashes):
-                ledger.note(Path(os.path.realpath(path)), {ledger.SELF: (found[1]["bytes"], found[1]["sha256"])})
+                records.note(Path(os.path.realpath(path)), {records.SELF: (found[1]["bytes"], found[1]["sha256"])})
             check_replaceable(path)
 
 
 def adopt(stamp: dict | None, folder: Path, hashes: Hashes) -> None:
     """Record as this command's own the outputs that a stamp lists with their hash."""
     for name, described in (stamp or {}).get("outputs", {}).items():
-        files = described.get("files", {ledger.SELF: described})
+        files = described.get("files", {records.SELF: described})
         same = {inner: one for inner, one in files.items() if is_same(folder / name / inner, one, hashes)}
         if same:
             place = Path(os.path.realpath(folder / name))
-            ledger.note(place, {inner: (one["bytes"], one["sha256"]) for inner, one in same.items()})
+            records.note(place, {inner: (one["bytes"], one["sha256"]) for inner, one in same.items()})
 
 
 def remove_others(stages: Sequence[Stage], folder: Path, hashes: Hashes) -> None:
