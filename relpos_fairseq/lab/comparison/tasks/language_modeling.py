@@ -15,13 +15,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from relpos_fairseq.data import corpus
 from relpos_fairseq.io.files import write_json, write_text
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.lab.comparison import scores
 from relpos_fairseq.lab.comparison.scores import Packed, pack, unpack
 from relpos_fairseq.lab.comparison.tasks.base import Scored, Task, Workspace, binarise, device, kind, write_lines
+from relpos_fairseq.lab.toy import corpus
 
 BLOCK = 32  # neighbouring predictions, which are alike, that count as one example
 SPACE = "▁"
