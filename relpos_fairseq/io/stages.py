@@ -8,6 +8,7 @@ outputs, the versions of the packages, and its counts (`manifests.py` says the s
 import json
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from relpos_fairseq.io.files import (
 )
 from relpos_fairseq.io.manifests import File, Folder, is_manifest, listed, versions
 from relpos_fairseq.io.progress import doing
-from relpos_fairseq.io.reading import Noted, of_type, parse_json, read_json, reading
+from relpos_fairseq.io.reading import Noted, of_type, ordinary, parse_json, read_json, reading
 
 
 class Stamp(TypedDict):
@@ -277,22 +278,32 @@ def locked(folder: Path, wait: bool) -> AbstractContextManager:
 
 
 class ResumeLog:
-    """A file of JSON lines that a kill may cut after any byte: a key, then one result a line, in the order of the work.
+    """A file of lines that a kill may cut after any byte: a key, then results in the order of the work.
+
+    Before each result stands the checksum of it and of those before it.
 
     Attributes:
         kept: Results of an earlier process that worked under the same key.
     """
 
-    def __init__(self, path: Path, key: dict, wanted: Any = object) -> None:
-        """Read results of the type `wanted` kept under `key`, all that they depend on; others are replaced."""
+    def __init__(self, path: Path, key: dict) -> None:
+        """Read results kept under `key`, all that they depend on; others are replaced."""
         self.path = path
-        head = json.dumps(key, sort_keys=True) + "\n"
+        self._start = head = json.dumps(key, sort_keys=True) + "\n"
+        self._sum = 0
         self.kept: list = []
-        self._start = head
-        if path.is_file() and (content := path.read_bytes()).startswith(head.encode()):
+        if path.exists() and ordinary(path).is_file() and (content := path.read_bytes()).startswith(head.encode()):
             with reading(path, "a record of work that was cut off", "delete it"):
-                self._start = content[: content.rindex(b"\n") + 1].decode()
-                self.kept = [parse_json(line, wanted) for line in self._start.split("\n")[1:-1]]
+                for line in content[: content.rindex(b"\n")].decode().split("\n")[1:]:
+                    self.kept.append(parse_json(line[9:]))
+                    if self._line(self.kept[-1]) != f"{line}\n":
+                        raise ValueError(f"line {len(self.kept) + 1} has another checksum")
+                    self._start += f"{line}\n"
+
+    def _line(self, result: Any) -> str:
+        text = json.dumps(result)
+        self._sum = zlib.crc32(text.encode(), self._sum)
+        return f"{self._sum:08x} {text}\n"
 
     @contextmanager
     def opened(self) -> Iterator:
@@ -302,7 +313,7 @@ class ResumeLog:
             file.write(self._start)
 
             def keep(result) -> None:
-                file.write(json.dumps(result) + "\n")
+                file.write(self._line(result))
                 file.flush()
 
             yield keep
