@@ -34,7 +34,7 @@ ORDER = """
     saved
     calls
     nn
-    metrics data
+    metrics data toy
     modules
     patches optim
     tasks

@@ -81,7 +81,7 @@ def attend(inputs: AttentionInputs, backend: str = "auto", need_weights: bool = 
         raise ValueError(f"unknown attention backend {backend!r}: choose one of {BACKENDS}")
     if backend == "auto" and _is_native_step(inputs, need_weights):
         with _full_precision(inputs.q.device.type):
-            return native.step.attend(inputs), None  # only this backend reads position_factors itself
+            return native.step.attend_token(inputs), None  # only this backend reads position_factors itself
     inputs = inputs.gathered().placed()
     if backend == "auto":
         chosen = choose(inputs, need_weights)  # a backend whose refusal() is None

@@ -7,7 +7,7 @@ over such a window and sums the terms field by field, so that a kernel sees one 
 one of key_vectors and so on, whatever the schemes are.  Logits that are products of two factors are
 joined into one pair of factors, and a reset becomes two numbers a head.
 
-Everything is formed under autograd, and nothing has a size of T x S.  `refusal` names the terms that
+Everything is formed under autograd, and nothing has a size of T x S.  `why_not_lowered` names the terms that
 have no such form: they remain for the backends `blocked` and `reference`.
 """
 
@@ -33,7 +33,7 @@ HALF_PARTS = 3  # numbers of 8 bits or more that together hold the 24 bits of si
 Factors = tuple[Tensor, Tensor]  # (B|1, H|1, T, r) of queries, (B|1, H|1, S, r) of keys
 
 
-def refusal(inputs: AttentionInputs) -> str | None:
+def why_not_lowered(inputs: AttentionInputs) -> str | None:
     """Return what a call has that no kernel has a form for, or None.
 
     - Content of another width than the queries and keys that vectors are multiplied with.
@@ -483,7 +483,7 @@ def lower(
     dtype: torch.dtype,
     apart: Callable[[PositionTerms], bool] = nothing_apart,
 ) -> Lowered:
-    """Sum the terms of a call field by field, into the operands of a kernel; `refusal` must return None for the call.
+    """Sum the terms of a call field by field, into operands of a kernel, where `why_not_lowered` returns None.
 
     Args:
         inputs: the call.

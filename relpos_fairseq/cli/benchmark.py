@@ -64,19 +64,11 @@ class BenchmarkAttention(Timing):
     naive: bool = flag("the papers' formula too", group=BESIDE)
     backends: str = option("auto", "a row each: of auto, sdpa, blocked, native, triton", group=BESIDE)
     flex: bool = flag("FlexAttention too; compiles long", group=BESIDE)
-    bar: bool = flag("no longer used: no targets are kept", group=BESIDE)
-    published: bool = flag("no longer used: no published times are kept", group=BESIDE)
     rounds: int = option(7, "samples of each (%(default)s)", group=HOW, least=1)
     seconds: float = option(20.0, "of a column (%(default)s)", group=HOW)
     plot: OutFile | None = option(None, "ratios over length: FILE.png, .svg or .pdf")
 
     def run(self, argv: Sequence[str]) -> int | None:
-        if self.published:
-            raise ValueError(
-                "--published has gone; its shape: --layer --naive --position-clip-distance 512 --dtype bfloat16 "
-                "--max-tokens 16384 --lengths 128,256,512,1024,2048,4096,8192,16384 --modes train,forward,memory "
-                "--device cuda"
-            )
         logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
         from relpos_fairseq.lab.benchmarks.workload import run_under_instruction_set
 
@@ -112,7 +104,6 @@ class BenchmarkModels(Timing):
     modes: str = option("train,generate,forward,memory", "of train, generate, forward, memory")
     schemes: str = option("all", "names separated by commas, or all")
     backends: str = option("auto", A_ROW_EACH)
-    bar: bool = flag("no longer used: no targets are kept")
     dropout: float = option(0.0)
     size: str = option("multi30k", f"one of {', '.join(SIZES)}", choices=SIZES, metavar="SIZE", group="translation")
     vocab_size: int = option(8000, group="translation", least=1)

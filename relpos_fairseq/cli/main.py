@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from relpos_fairseq.cli import command
 from relpos_fairseq.io.command import run_command, wait_passively
-from relpos_fairseq.io.ledger import writing_as
 from relpos_fairseq.io.options import argument
 from relpos_fairseq.io.progress import doing
+from relpos_fairseq.io.records import writing_as
 from relpos_fairseq.version import __version__
 
 # Subcommands in the order of the overview: the file that declares them, the first word of a group, the names in it.

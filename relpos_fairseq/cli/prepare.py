@@ -140,7 +140,7 @@ class Corpus:
     test_long: int = option(300, "long test pairs (default: %(default)s)", least=1)
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.data.corpus import build, describe, write
+        from relpos_fairseq.lab.toy.corpus import build, describe, write
 
         corpus = build(self.seed, self.train, self.valid, self.test, self.test_long)
         write(corpus, self.out)

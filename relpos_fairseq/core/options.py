@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -221,11 +221,9 @@ class Choice(Option):
 
     Args:
         choices: the words.
-        older: maps earlier words, which are still accepted and written to checkpoints, to today's.
     """
 
     choices: tuple[str, ...] = ("on", "off")
-    older: dict[str, str] = field(default_factory=dict, hash=False)
 
     def check(self, scheme: str) -> None:
         if not (isinstance(self.choices, tuple) and len(self.choices) > 1):
@@ -248,15 +246,9 @@ class Choice(Option):
         return value in self.choices
 
     def read(self, text: str, shape: AttentionShape) -> str:
-        text = self.older.get(text, text)
         if text not in self.choices:
             raise ValueError(f"{self.flag} must be auto, {self.values}, got {text}")
         return text
-
-    def memory(self, value: str, shape: AttentionShape) -> str | None:
-        """Return a checkpoint's entry, with the first word that the value ever had."""
-        word = next((old for old, new in self.older.items() if new == value), value)
-        return super().memory(value, shape) and f"{self.name}={word}"
 
 
 def in_order(options: Iterable[Option]) -> tuple[Option, ...]:

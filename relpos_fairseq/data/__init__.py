@@ -1,1 +1,1 @@
-"""Data sets: the built-in corpus, streams of text, and questions with long contexts."""
+"""Data sets: streams of text, and questions with long contexts."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,7 +115,7 @@ def _answer_files(options: Any, model, task, names: list[str]) -> dict[str, dict
     for path, name in zip(options.files, names, strict=True):
         dataset = task.read_dataset(path)
         kept = options.out / f"{TEMPORARY}answers-{name}.jsonl"
-        logs.append(ResumeLog(kept, key | {"questions": sha256_of(path)}, list[tuple[int, _Answered]]))
+        logs.append(ResumeLog(kept, key | {"questions": sha256_of(path)}))
         max_tokens = options.max_tokens or MAX_TOKENS
         answered = answer(model, task, dataset, max_tokens, name, logs[-1])
         write_answers(options.out / name if len(names) > 1 else options.out, answered, dataset)
@@ -131,15 +131,6 @@ def _answer_files(options: Any, model, task, names: list[str]) -> dict[str, dict
     for log in logs:
         log.path.unlink()
     return results
-
-
-class _Answered(TypedDict):
-    """A prediction, as a run that was cut off has kept it."""
-
-    best: str
-    odds: object  # infinite where there is no answer
-    text: str
-    n_best: list[dict[str, object]]
 
 
 def depends_on(options: Any, model, task) -> dict:

@@ -22,7 +22,7 @@ from relpos_fairseq.inference.ct2 import BLANK, REPORT, decode, engine
 from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Batching, Search, batches
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import atomic_folder, sha256_of, write_json
+from relpos_fairseq.io.files import atomic_folder, described, sha256_of, write_json
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text.assets import copy_assets
@@ -180,6 +180,7 @@ def export(checkpoint: Path, out: Path, quantization: str | None, data: Path | N
             write(model, task.source_dictionary, task.target_dictionary, folder, quantization)
             compared = compare(folder, model, task, count, limits)
             print(f"{quantization}: {compared.line()}", flush=True)
+        copy_assets(Path(task.cfg.data.split(":")[0]), folder)
         facts = {
             "checkpoint": {"name": checkpoint.name, "sha256": sha256_of(checkpoint)},
             "positions": {name: getattr(model, name).positions.plan.describe() for name in ("encoder", "decoder")},
@@ -189,9 +190,9 @@ def export(checkpoint: Path, out: Path, quantization: str | None, data: Path | N
             "languages": [task.cfg.source_lang, task.cfg.target_lang],
             "longest": limits.source and limits.source - 1,  # without </s>
             "longest_output": limits.target,
+            "files": {name: sha256 for name, (_, sha256) in described(folder).items()},
         }
         write_json(folder / REPORT, facts)
-        copy_assets(Path(task.cfg.data.split(":")[0]), folder)
         write_export_card(checkpoint, folder, "CTranslate2", card_of(facts))
     return compared
 

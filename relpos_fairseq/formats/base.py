@@ -16,10 +16,13 @@ from relpos_fairseq.formats.marian import MARIAN, read_marian
 from relpos_fairseq.formats.opennmt import read_opennmt
 from relpos_fairseq.formats.transformer_xl_original import is_original_xl, read_original_xl
 from relpos_fairseq.formats.transformers_folder import read_config
-from relpos_fairseq.formats.vocabulary import symbols_of
+from relpos_fairseq.formats.vocabulary import symbols_of, tokenizer_place
 from relpos_fairseq.heads import CLASSIFIER
+from relpos_fairseq.io.tensor_files import building
 from relpos_fairseq.saved.model import SavedModel
+from relpos_fairseq.text import load_tokenizer
 from relpos_fairseq.text.assets import asset_files_of, label_names, text_folders
+from relpos_fairseq.text.folders import holds_tokenizer
 
 
 def read(path: Path, data: Path | None = None, length: int | None = None) -> SavedModel:
@@ -38,6 +41,8 @@ def read(path: Path, data: Path | None = None, length: int | None = None) -> Sav
         _find_text(saved, data)
     elif data is not None and "data" not in saved.takes:
         raise ConversionError(f"--data {data}: {saved.path} has its own vocabulary: leave it out")
+    if saved.is_encoder and (place := tokenizer_place(saved.files)) and holds_tokenizer(place):
+        load_tokenizer(place)  # a broken one would be found when text is read
     return saved
 
 
@@ -65,7 +70,8 @@ def _read(path: Path, **options: Any) -> SavedModel:
         content = {} if is_original_xl(path) else read_file(path)
     for one in FORMATS:
         if one.recognises(path, content):
-            saved = one.read(path, content, **{name: options.get(name) for name in one.takes})
+            with building(path):
+                saved = one.read(path, content, **{name: options.get(name) for name in one.takes})
             saved.takes = one.takes
             return saved
     said = f"says model_type {content.get('model_type')!r}" if path.is_dir() else "holds no model"

@@ -182,7 +182,7 @@ def _fold_bias(state: State, model: ExternalModel) -> None:
     norm = "layer_norm" if model.form.pre_norm else f"layers.{last}.final_layer_norm"
     gain, shift = (state[f"decoder.{norm}.{part}"].double() for part in ("weight", "bias"))
     matrix = state.pop("output.weight").double()
-    bias = state.pop("output.bias", matrix.new_zeros(len(matrix))).double().flatten()
+    bias = state.pop("output.bias", matrix.new_zeros(len(matrix))).double().reshape(len(matrix))
     column = (matrix @ (shift - gain) + bias) / len(gain)
     folded = matrix * gain + column[:, None]
     taken = take_rows(folded, model.target.rows, NEVER / len(gain))

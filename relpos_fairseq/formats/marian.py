@@ -65,7 +65,7 @@ def read_marian(folder: Path, config: Recorded, max_positions: int | None) -> Sa
     )
     vocabularies = ["vocab.json", "target_vocab.json" if (folder / "target_vocab.json").is_file() else "vocab.json"]
     source, target = (
-        order_words(_symbols(folder / name, len(weights[table])), SPECIAL, str(folder / name))
+        order_words(_symbols(folder / name, rows := len(weights[table])), rows, SPECIAL, str(folder / name))
         for name, table in zip(vocabularies, ("encoder.embed_tokens.weight", "output.weight"), strict=True)
     )
     model = ExternalModel("Marian of transformers", folder, weights, form, source, target, ("", ""))

@@ -20,7 +20,7 @@ from relpos_fairseq.conversion.report import ConversionError, never_run
 from relpos_fairseq.formats.external_model import Architecture, ExternalModel, import_weights
 from relpos_fairseq.formats.names import OPENNMT
 from relpos_fairseq.formats.vocabulary import order_words
-from relpos_fairseq.io.tensor_files import read_tensors
+from relpos_fairseq.io.tensor_files import check_tensors, read_tensors
 from relpos_fairseq.saved.ledger import NEUTRAL, USED, Ledger, Recorded
 from relpos_fairseq.saved.model import SavedModel
 
@@ -88,7 +88,10 @@ def read_opennmt(path: Path, checkpoint: dict[str, Any], max_positions: int | No
             weights[f"{side}.positions"] = sinusoids(length, width)
     dropout = [options.get(f"{name}dropout", 0.0) for name in ("", "attention_", "")]  # of a schedule, the first
     start = symbols.get("decoder_start_token", "<s>")
-    source, target = (order_words(symbols[side], SPECIAL, f"{path}: vocabulary {side}") for side in ("src", "tgt"))
+    source, target = (
+        order_words(symbols[side], len(weights[f"{name}.embed_tokens.weight"]), SPECIAL, f"{path}: vocabulary {side}")
+        for side, name in (("src", "encoder"), ("tgt", "decoder"))
+    )
     if start not in symbols["tgt"]:
         raise ConversionError(f"{path}: a target begins with {start!r}, which is no symbol of it")
     form = Architecture(
@@ -124,7 +127,9 @@ def _tensors(path: Path, checkpoint: dict[str, Any]) -> State:
     """Return the model's tensors, those of the generator under `generator.`."""
     if "model" in checkpoint:
         generator = checkpoint.get("generator") or {}
-        return checkpoint["model"] | {f"generator.{name}": v for name, v in generator.items()}
+        tensors = checkpoint["model"] | {f"generator.{name}": v for name, v in generator.items()}
+        check_tensors(tensors, path, ConversionError)
+        return tensors
     beside = path.with_suffix(".safetensors")
     if not beside.is_file():
         raise ConversionError(f"{path} holds no tensors, and {beside.name} is not beside it")
@@ -135,7 +140,7 @@ def _named(weights: State, path: Path) -> State:
     """Rename tensors as fairseq does.
 
     Raises:
-        ConversionError: one has no counterpart, or an embedding is missing.
+        ConversionError: one has no counterpart, or an embedding or the generator is missing.
     """
     result = {}
     for name in (name for name in weights if not name.endswith(BUFFERS)):
@@ -143,7 +148,7 @@ def _named(weights: State, path: Path) -> State:
         if found is None:
             raise ConversionError(f"{path}: tensor {name} has no counterpart in relpos_transformer")
         result[found] = weights[name]
-    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
+    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "output.bias"):
         if name not in result:
             raise ConversionError(f"{path} has no {OPENNMT.theirs(name)}")
     result.setdefault("output.weight", result["decoder.embed_tokens.weight"])

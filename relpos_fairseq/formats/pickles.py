@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.conversion.report import ConversionError
-from relpos_fairseq.io.errors import unreadable
+from relpos_fairseq.io.tensor_files import loading
 
 # A class that a pickle names is never imported: `UnknownObject` stands in for it, whose instances keep their
 # saved attributes and do nothing. The functions below, which rebuild tensors, are all that is called.
@@ -61,18 +61,16 @@ def safe_unpickle(path: Path, kind: str = "checkpoint") -> Any:
         kind: what it should be, for the error.
 
     Raises:
-        ConversionError: the file is truncated, or of TorchScript or a tar, which are not read so.
+        ConversionError: the file is truncated or damaged, or of TorchScript or a tar, which are not read so.
     """
     reader = SimpleNamespace(Unpickler=_Unpickler, __name__="safe_unpickle")
     reader.load = lambda file, **options: _Unpickler(file, **options).load()
-    try:
+    with loading(path, kind, ConversionError):
         if "archive" in (found := file_kind(path)):
             raise ValueError(found)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the classes' source is not compared
             return torch.load(path, map_location="cpu", pickle_module=reader, weights_only=False)
-    except Exception as error:  # torch and pickle raise many types for a broken file
-        raise ConversionError(unreadable(path, error, kind)) from None
 
 
 def file_kind(path: Path) -> str:

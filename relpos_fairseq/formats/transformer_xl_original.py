@@ -32,6 +32,8 @@ from relpos_fairseq.conversion.report import ConversionError, never_run
 from relpos_fairseq.formats.names import TRANSFORMER_XL, matching
 from relpos_fairseq.formats.pickles import UnknownObject, safe_unpickle, tensors_of
 from relpos_fairseq.formats.vocabulary import NEVER, Vocabulary, order_words, take_rows
+from relpos_fairseq.io.reading import read_text
+from relpos_fairseq.io.tensor_files import check_tensors
 from relpos_fairseq.models.building import build_generating, load_tensors
 from relpos_fairseq.models.memory_positions import KINDS
 from relpos_fairseq.saved.checkpoint import OURS
@@ -253,6 +255,7 @@ def _check(original: OriginalXL) -> None:
         ConversionError: names the file and why.
     """
     path, state = original.path, original.state
+    check_tensors(state, path, ConversionError)
     if not embeddings(state) or "crit.out_layers.0.bias" not in state:
         raise KeyError("its embedding or crit.out_layers")
     refused = ""
@@ -291,7 +294,7 @@ def read_vocabulary(folder: Path, types: int) -> Vocabulary:
             f"the model was trained on ({CACHE}: the released code's; {TEXT}: a type a line)"
         )
     if path.name == TEXT:
-        symbols = path.read_text(encoding="utf-8").split("\n")
+        symbols = read_text(path, "a vocabulary").split("\n")
         symbols = symbols[:-1] if not symbols[-1] else symbols
     else:
         corpus = safe_unpickle(path, "corpus of the released code")
@@ -299,13 +302,11 @@ def read_vocabulary(folder: Path, types: int) -> Vocabulary:
         symbols = getattr(inner, "idx2sym", None) if isinstance(inner, UnknownObject) else None
         if not isinstance(symbols, list):
             raise ConversionError(f"{path} holds no vocabulary of the released code")
-    if len(symbols) != types:
-        raise ConversionError(f"{path} has {len(symbols):,} types, and the model {types:,}")
     symbols = [str(symbol) for symbol in symbols]
     special: dict[str, str | None] = dict.fromkeys(SPECIAL)
     for name, theirs in (("</s>", ("<eos>",)), ("<unk>", ("<unk>", "<UNK>"))):  # the first that there is
         special[name] = next((one for one in theirs if one in symbols), None)
-    return order_words(symbols, special, str(path), cut_at_spaces=True)
+    return order_words(symbols, types, special, str(path), cut_at_spaces=True)
 
 
 def xl_values(original: OriginalXL, vocabulary: Vocabulary) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def _table(*rows: tuple[str, Rule]) -> dict[str, Rule]:
 _KEYS = _table(
     ("vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size max_position_embeddings", _SIZE),
     ("source_rows encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads", _SIZE),
+    ("encoder_ffn_dim decoder_ffn_dim", _SIZE),
     ("dim n_layers n_heads hidden_dim", _SIZE),
     ("attention_head_size embedding_size", _whole(1)),
     ("type_vocab_size pair_separators", _whole(0)),

@@ -85,19 +85,22 @@ def tokenizer_place(files: Mapping[str, Path]) -> Path | None:
 
 
 def order_words(
-    symbols: list[str], special: dict[str, str | None], where: str, cut_at_spaces: bool = False
+    symbols: list[str], rows: int, special: dict[str, str | None], where: str, cut_at_spaces: bool = False
 ) -> Vocabulary:
     """Put a translation or language model's vocabulary into the order of fairseq's dictionary.
 
     Args:
         symbols: the symbols by their ids.
+        rows: of the model's embedding.
         special: the source's names of <s>, <pad>, </s> and <unk>, in that order; None: it has none.
         where: the file, for the error.
         cut_at_spaces: whether text is cut at spaces alone, so that no symbol may hold one.
 
     Raises:
-        ConversionError: a symbol that a line of dict.txt cannot hold, or that occurs twice.
+        ConversionError: not as many symbols as rows, or one that dict.txt cannot hold, or that is there twice.
     """
+    if len(symbols) != rows:
+        raise ConversionError(f"{where} has {len(symbols):,} types, and the model {rows:,}")
     numbers: dict[str, int] = {}
     for number, symbol in enumerate(symbols):
         broken = not is_symbol(symbol) or (cut_at_spaces and symbol.split() != [symbol])

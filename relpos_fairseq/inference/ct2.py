@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from relpos_fairseq.inference.translator import Hypothesis, Search
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import sha256_of
 from relpos_fairseq.io.packages import require
 from relpos_fairseq.io.reading import Positive, read_json, reading
 from relpos_fairseq.text.assets import TEXT_FOLDER, read_text
@@ -27,6 +28,7 @@ class Facts(_Facts, total=False):
     """What an export says of itself in relpos.json."""
 
     longest_output: Positive | None
+    files: dict[str, str]  # SHA-256 of every other file by its name
 
 
 def engine() -> Any:
@@ -42,11 +44,15 @@ def load(folder: Path, cpu: bool) -> Ct2Translator:
     """Open a folder that `relpos export ct2` wrote.
 
     Raises:
-        UserError: it is older than text/, or another program's.
+        UserError: it is older than text/, another program's, or a file of it is another than was exported.
     """
     if not (folder / TEXT_FOLDER).is_dir() or not (folder / REPORT).is_file():
         raise UserError(f"{folder} has no {TEXT_FOLDER}/: {AGAIN}")
-    return Ct2Translator(folder, read_json(folder / REPORT, Facts, remedy=AGAIN), cpu)
+    facts: Facts = read_json(folder / REPORT, Facts, remedy=AGAIN)
+    for name, sha256 in facts.get("files", {}).items():
+        if not (folder / name).is_file() or sha256_of(folder / name) != sha256:
+            raise UserError(f"{folder / name} is not the file that was exported, or missing: copy it again, or {AGAIN}")
+    return Ct2Translator(folder, facts, cpu)
 
 
 class Ct2Translator:

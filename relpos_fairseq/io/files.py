@@ -19,10 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from relpos_fairseq.io import ledger
+from relpos_fairseq.io import records
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.ledger import STAMPS as STAMPS
 from relpos_fairseq.io.reading import ordinary
+from relpos_fairseq.io.records import STAMPS as STAMPS
 
 TEMPORARY = ".partial-"  # in front, so that the suffix still tells the file's kind
 # A temporary name: the machine, the process, when the process began, a number within it; then the name it is for.
@@ -182,7 +182,7 @@ def _start_of(process: int) -> str | None:
 def replace(temporary: Path, path: Path, renews: bool = False) -> None:
     """Rename over what is at `path` and record it; a folder there is moved aside first, and back if that fails.
 
-    What is there must be this command's own by the records of `ledger`, or equal to what takes its place.
+    What is there must be this command's own by the records of `records.py`, or equal to what takes its place.
 
     Args:
         temporary: a file or folder.
@@ -197,7 +197,7 @@ def replace(temporary: Path, path: Path, renews: bool = False) -> None:
     if not renews and not any(map(_is_temporary, path.parts)):  # a folder is recorded as a whole
         new = described(temporary)
         check_replaceable(path, new)
-        ledger.note(path, new)
+        records.note(path, new)
     old = temporary_path(path)
     while True:
         try:
@@ -214,10 +214,10 @@ def replace(temporary: Path, path: Path, renews: bool = False) -> None:
     _remove_quietly(old)
 
 
-def described(path: Path) -> ledger.Description:
+def described(path: Path) -> records.Description:
     """Return size and SHA-256 of a file, under "", or of each file and link below a folder, by its name there."""
     if not path.is_dir():
-        return {ledger.SELF: _state_of(path)}
+        return {records.SELF: _state_of(path)}
     return {file.relative_to(path).as_posix(): _state_of(file) for file in found_below(path)}
 
 
@@ -229,7 +229,7 @@ def _state_of(file: Path) -> tuple[int, str]:
     return file.stat().st_size, sha256_of(file)
 
 
-def check_replaceable(path: Path, new: ledger.Description | None = None) -> None:
+def check_replaceable(path: Path, new: records.Description | None = None) -> None:
     """Check that a file or folder may be replaced: this command wrote what is there, or it is equal to the new.
 
     Args:
@@ -241,7 +241,7 @@ def check_replaceable(path: Path, new: ledger.Description | None = None) -> None
     """
     path = Path(os.path.realpath(path))
     for file in found_below(path) if path.is_dir() else [path]:
-        name = file.relative_to(path).as_posix() if file != path else ledger.SELF
+        name = file.relative_to(path).as_posix() if file != path else records.SELF
         reason = why_foreign(file, (new or {}).get(name))
         if reason and file == path:
             raise UserError(f"{path} is there already and {reason}: move it, or name another")
@@ -262,9 +262,9 @@ def why_foreign(file: Path, new: tuple[int, str] | None = None) -> str | None:
         here = _state_of(file)
     except FileNotFoundError:  # another process has replaced its folder
         return None
-    if new == here or ledger.is_ours(file, here):
+    if new == here or records.is_ours(file, here):
         return None
-    others = sorted(ledger.writers_of(file, here))
+    others = sorted(records.writers_of(file, here))
     return f"was written by {others[0]}" if others else "was not written by this command, or was changed since"
 
 

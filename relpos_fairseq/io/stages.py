@@ -8,6 +8,7 @@ outputs, the versions of the packages, and its counts (`manifests.py` says the s
 import json
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypedDict
 
-from relpos_fairseq.io import ledger
+from relpos_fairseq.io import records
 from relpos_fairseq.io.errors import BusyError, UserError
 from relpos_fairseq.io.files import (
     STAMPS,
@@ -31,7 +32,7 @@ from relpos_fairseq.io.files import (
 )
 from relpos_fairseq.io.manifests import File, Folder, is_manifest, listed, versions
 from relpos_fairseq.io.progress import doing
-from relpos_fairseq.io.reading import Noted, of_type, parse_json, read_json, reading
+from relpos_fairseq.io.reading import Noted, of_type, ordinary, parse_json, read_json, reading
 
 
 class Stamp(TypedDict):
@@ -168,7 +169,7 @@ def is_same(path: Path, described: dict, hashes: Hashes) -> bool:
 
 
 def claim(stage: Stage, old: dict | None, folder: Path, hashes: Hashes) -> None:
-    """Check that a stage may write its outputs: nothing is there, or this command's own by stamp, manifest or ledger.
+    """Check that a stage may write its outputs: nothing is there, or this command's own by stamp, manifest or records.
 
     What a stamp or manifest lists with its hash is recorded as this command's, so that a folder of another machine or
     an earlier version is gone on with.
@@ -177,18 +178,18 @@ def claim(stage: Stage, old: dict | None, folder: Path, hashes: Hashes) -> None:
     for path in map(Path, stage.outputs):
         if not stage.keeps and path.exists():
             if path.is_file() and (found := listed(path)) and is_same(path, found[1], hashes):
-                ledger.note(Path(os.path.realpath(path)), {ledger.SELF: (found[1]["bytes"], found[1]["sha256"])})
+                records.note(Path(os.path.realpath(path)), {records.SELF: (found[1]["bytes"], found[1]["sha256"])})
             check_replaceable(path)
 
 
 def adopt(stamp: dict | None, folder: Path, hashes: Hashes) -> None:
     """Record as this command's own the outputs that a stamp lists with their hash."""
     for name, described in (stamp or {}).get("outputs", {}).items():
-        files = described.get("files", {ledger.SELF: described})
+        files = described.get("files", {records.SELF: described})
         same = {inner: one for inner, one in files.items() if is_same(folder / name / inner, one, hashes)}
         if same:
             place = Path(os.path.realpath(folder / name))
-            ledger.note(place, {inner: (one["bytes"], one["sha256"]) for inner, one in same.items()})
+            records.note(place, {inner: (one["bytes"], one["sha256"]) for inner, one in same.items()})
 
 
 def remove_others(stages: Sequence[Stage], folder: Path, hashes: Hashes) -> None:
@@ -277,22 +278,32 @@ def locked(folder: Path, wait: bool) -> AbstractContextManager:
 
 
 class ResumeLog:
-    """A file of JSON lines that a kill may cut after any byte: a key, then one result a line, in the order of the work.
+    """A file of lines that a kill may cut after any byte: a key, then results in the order of the work.
+
+    Before each result stands the checksum of it and of those before it.
 
     Attributes:
         kept: Results of an earlier process that worked under the same key.
     """
 
-    def __init__(self, path: Path, key: dict, wanted: Any = object) -> None:
-        """Read results of the type `wanted` kept under `key`, all that they depend on; others are replaced."""
+    def __init__(self, path: Path, key: dict) -> None:
+        """Read results kept under `key`, all that they depend on; others are replaced."""
         self.path = path
-        head = json.dumps(key, sort_keys=True) + "\n"
+        self._start = head = json.dumps(key, sort_keys=True) + "\n"
+        self._sum = 0
         self.kept: list = []
-        self._start = head
-        if path.is_file() and (content := path.read_bytes()).startswith(head.encode()):
+        if path.exists() and ordinary(path).is_file() and (content := path.read_bytes()).startswith(head.encode()):
             with reading(path, "a record of work that was cut off", "delete it"):
-                self._start = content[: content.rindex(b"\n") + 1].decode()
-                self.kept = [parse_json(line, wanted) for line in self._start.split("\n")[1:-1]]
+                for line in content[: content.rindex(b"\n")].decode().split("\n")[1:]:
+                    self.kept.append(parse_json(line[9:]))
+                    if self._line(self.kept[-1]) != f"{line}\n":
+                        raise ValueError(f"line {len(self.kept) + 1} has another checksum")
+                    self._start += f"{line}\n"
+
+    def _line(self, result: Any) -> str:
+        text = json.dumps(result)
+        self._sum = zlib.crc32(text.encode(), self._sum)
+        return f"{self._sum:08x} {text}\n"
 
     @contextmanager
     def opened(self) -> Iterator:
@@ -302,7 +313,7 @@ class ResumeLog:
             file.write(self._start)
 
             def keep(result) -> None:
-                file.write(json.dumps(result) + "\n")
+                file.write(self._line(result))
                 file.flush()
 
             yield keep

@@ -112,10 +112,17 @@ def check_checkpoint(state: Any, path: str | Path, error: type[UserError] = User
     """
     if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
         raise error(f"{path} is no fairseq checkpoint: it holds no model")
-    wrong = next((one for one in (*_of_model(state["model"]), *_of_options(state), *_of_training(state))), None)
+    check_tensors(state["model"], path, error)
+    wrong = next((one for one in (*_of_options(state), *_of_training(state))), None)
     if wrong is not None:
         raise error(f"{path} is no whole checkpoint: {wrong}; copy it again or give another")
     return state
+
+
+def check_tensors(model: Mapping[Any, Any], path: str | Path, error: type[UserError] = UserError) -> None:
+    """Raise an error that names a part of a model that is no tensor of plain numbers, or a weight of whole ones."""
+    if (wrong := next(_of_model(model), None)) is not None:
+        raise error(f"{path} is no whole checkpoint: {wrong}; copy it again or give another")
 
 
 def _of_model(model: Mapping[Any, Any]) -> Iterator[str]:

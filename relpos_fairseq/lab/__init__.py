@@ -1,1 +1,1 @@
-"""Comparisons of schemes and benchmarks: what no training needs, and nothing but `cli` imports."""
+"""Comparisons of schemes, benchmarks, and a made-up language: what no training needs, and nothing but `cli` imports."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from relpos_fairseq.heads import CLASSIFIER, SPANS, TOKENS
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.tensor_files import building
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.saved.model import SavedModel, count_rows
 
@@ -131,10 +132,11 @@ def build_alone(saved: SavedModel, dtype: torch.dtype | None = None) -> nn.Modul
         UserError: tensors are missing, unknown, or of another shape.
     """
     values, state = saved.values, saved.state
-    if saved.is_encoder:
-        return build_roberta(values, state)
-    rows = [*count_rows(state).values()]
-    return load_tensors(build_generating(saved.name, values, (rows[0], rows[-1])), state, dtype or torch.float32)
+    with building(saved.path):
+        if saved.is_encoder:
+            return build_roberta(values, state)
+        rows = [*count_rows(state).values()]
+        return load_tensors(build_generating(saved.name, values, (rows[0], rows[-1])), state, dtype or torch.float32)
 
 
 @torch.no_grad()

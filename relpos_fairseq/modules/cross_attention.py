@@ -118,7 +118,7 @@ class CrossAttention(MultiheadAttention):
         if incremental_state is not None and tgt_len == 1 and not weighs and not is_captured():
             step = self._step(rows.view(batch, self.num_heads, 1, self.head_dim), incremental_state)
             if native.serves_step(step):
-                found = native.step.attend(step).view(batch, self.embed_dim)
+                found = native.step.attend_token(step).view(batch, self.embed_dim)
                 return self.out_proj(found).view(query.shape), None
         q = rows.view(tgt_len, batch // beams, beams, self.num_heads, self.head_dim)
         q = q.permute(1, 3, 2, 0, 4).flatten(2, 3)  # (U, H, beams T, D)

@@ -54,11 +54,11 @@ class LayerStep:
 
     @classmethod
     def serves(cls, layer: Any) -> bool:
-        """Return whether the kernel computes what a layer does, and nothing waits for a part of it."""
+        """Return whether the kernel computes what a layer does, and no hook is on a part of it."""
         return cls(layer)._current() is not None
 
     def _is_plain(self, norms: list[Any]) -> bool:
-        """Return whether the kernel computes what the layer does beside its linear layers; no hook waits for it."""
+        """Return whether the kernel computes what the layer does beside its linear layers; no hook is on it."""
         layer = self.layer
         others = (layer.self_attn, layer.encoder_attn, layer.dropout_module, layer.activation_dropout_module)
         return (

@@ -1,6 +1,6 @@
 """Patch how fairseq's commands train and evaluate on several processes; README.md says what each patch replaces.
 
-Every command but fairseq-generate passes `call_main`, which asks `_meet` how its processes meet.
+Every command but fairseq-generate passes `call_main`, which asks `_set_rendezvous` for the rendezvous of its processes.
 fairseq-hydra-train loads the plugin after that, and passes `add_defaults` before it trains.
 """
 
@@ -79,7 +79,7 @@ def call_main(original, cfg, main, **kwargs):
     _refuse_misfits(cfg)
     if _without_gpu(cfg):
         tell_of_waiting_threads()
-    _meet(cfg)
+    _set_rendezvous(cfg)
     return original(cfg, main, **kwargs)
 
 
@@ -89,7 +89,7 @@ def add_defaults(original, cfg):
     if torch.distributed.is_initialized():
         return
     _refuse_misfits(cfg)
-    _meet(cfg)
+    _set_rendezvous(cfg)
     given = cfg.distributed_training
     if given.distributed_init_method is not None:
         if not _without_gpu(cfg):
@@ -117,8 +117,8 @@ def of_torchrun() -> int:
     return int(os.environ["WORLD_SIZE"]) if told else 1
 
 
-def _meet(cfg: Any) -> None:
-    """Set how this process meets torchrun's others, whom fairseq looks for if it sees two GPUs, and gloo on CPUs."""
+def _set_rendezvous(cfg: Any) -> None:
+    """Set the rendezvous with torchrun's processes, which fairseq looks for if it sees two GPUs, and gloo on CPUs."""
     given, on_cpus = cfg.distributed_training, _without_gpu(cfg)
     overlooked = given.distributed_init_method is None and (on_cpus or given.distributed_world_size == 1)
     if overlooked and of_torchrun() > 1:

@@ -37,7 +37,7 @@ from relpos_fairseq.io.command import describe_os_error
 from relpos_fairseq.io.indexed import REMEDY, check_ids, read_indexed
 from relpos_fairseq.io.manifests import check_unchanged
 from relpos_fairseq.io.packages import describe_missing
-from relpos_fairseq.io.reading import reading
+from relpos_fairseq.io.reading import ordinary, reading
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
 from relpos_fairseq.text.assets import word_starts
 
@@ -130,7 +130,7 @@ def add_from_file(original, self, f):
         return
     with reading(f, "a dictionary of fairseq", "copy it again, or give the folder of another"):
         special = len(self)
-        original(self, f)
+        original(self, str(ordinary(f)))
         wrong = next((one for one, n in zip(self.symbols, self.count, strict=True) if not 0 <= n < 2**63), None)
         if wrong is not None or len(self) == special:
             raise ValueError("it has no symbols" if wrong is None else f"the count of {wrong!r} is none")

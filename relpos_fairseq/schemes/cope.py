@@ -9,10 +9,8 @@ heads; n is --position-contexts (auto: max_positions + 1).  Keys that a query mu
 counted.
 
 The text leaves open what is divided by sqrt(d): its eq. 5 has no scale, its listing divides q.k alone, and the
-released code divides both unless --cope-nodiv is given.  New models follow the listing.
---position-contexts-scaled on divides both, as this package did before it had the option; a checkpoint
-remembers which of them it was trained with (`unscaled_version`).  --position-scale C divides all logits by
-sqrt(C).
+released code divides both unless --cope-nodiv is given.  The listing is followed; --position-contexts-scaled on
+divides both.  --position-scale C divides all logits by sqrt(C).
 
 A query counts back from itself, so that only decoders can use the scheme.  A position needs all logits
 of its row first: no kernel serves it, and a call holds several (T, S) matrices a head.
@@ -24,14 +22,13 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from relpos_fairseq.core.options import SCALE, SHARE, Choice, Number
 from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.core.scheme import (
     WITH_K,
     AttentionShape,
-    PositionMismatchError,
     PositionScheme,
     SchemeInfo,
     SchemeOptions,
@@ -53,9 +50,7 @@ SCALED = Choice(
     place=136,
     help="on: products of queries and contextual vectors are divided by sqrt(d) too, as in the released code; "
     "off: they are not, as in the paper's listing",
-    auto=None,
-    auto_help="what the checkpoint remembers; in a new model off",
-    afterwards=True,
+    auto="off",
 )
 
 
@@ -69,25 +64,14 @@ class Cope(PositionScheme):
     uses_positions = False
     causal_only = True
     tables = {"table": Table(neutral=0.0, grows=WITH_K)}
-    unscaled_version: Tensor
 
     def __init__(self, shape: AttentionShape, options: SchemeOptions) -> None:
         """Create the parameter `table`: (heads|1, n, D)."""
         super().__init__(shape, options)
         size = (self.table_heads, options.contexts, shape.head_dim)
         self.table = nn.Parameter(torch.zeros(size))
-        self.register_buffer("unscaled_version", torch.tensor(int(options.contexts_scaled != "on")))
-
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs) -> None:
-        key, given = f"{prefix}unscaled_version", self.options.contexts_scaled
-        saved = state_dict.get(key, torch.tensor(0))  # older checkpoints have none
-        if given is not None and bool(saved) != bool(self.unscaled_version):
-            raise PositionMismatchError(
-                f"{SCALED.flag} {given}: the checkpoint was trained with {'off' if saved else 'on'}: leave it out"
-            )
-        super()._load_from_state_dict({**state_dict, key: saved}, prefix, *args, **kwargs)
 
     def terms(self, prepared: Any, positions: Positions) -> tuple[PositionTerms, ...]:
         """Return q.e at contextual positions; attention divides the product by sqrt(d)."""
-        undivided = self.table * math.sqrt(self.shape.head_dim)
-        return (PositionTerms(contextual=torch.where(self.unscaled_version > 0, undivided, self.table)),)
+        divided = self.options.contexts_scaled == "on"
+        return (PositionTerms(contextual=self.table if divided else self.table * math.sqrt(self.shape.head_dim)),)

@@ -7,8 +7,8 @@
     a -> `table`, W^R -> `query_projection`, W^T -> `key_projection`
 
 He's text reads the key's term by delta(j, i), its released code by delta(i, j), as the query's term.
-M4M too reads the same a_r in both: --position-p2c-index same, the default (once called `paper`, after
-M4M); mirrored takes a_{-r} in the key's term, as He's text.  In M4M heads share a (of size d) and one
+M4M too reads the same a_r in both: --position-p2c-index same, the default; mirrored takes a_{-r} in the key's
+term, as He's text.  In M4M heads share a (of size d) and one
 W of d x d (its Table 5 counts one, which is --position-projections one; eq. 7 has two, and so has our
 default).  Released DeBERTa drops the biases of the content's projections and shares W with them:
 `deberta` does neither.
@@ -74,7 +74,6 @@ P2C_INDEX = Choice(
     auto="same",
     auto_help="same",
     choices=("same", "mirrored"),
-    older={"paper": "same"},
 )
 
 

@@ -81,7 +81,7 @@ def read_dictionary(path: Path) -> list[str]:
         entry = line.rstrip()
         symbol, _, count = entry.removesuffix(OVERWRITE).rpartition(" ")
         if not symbol or not count.isdigit():
-            raise UserError(f"{path}, line {number}: not `SYMBOL COUNT`: {line!r}")
+            raise UserError(f"{path}, line {number}: not `SYMBOL COUNT`: {line[:80]!r}")
         if symbol in seen and not entry.endswith(OVERWRITE):
             raise UserError(f"{path}, line {number}: {symbol!r} is there twice")
         seen.add(symbol)

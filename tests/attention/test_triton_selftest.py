@@ -23,7 +23,7 @@ from relpos_fairseq.attention import AttentionInputs, api, sdpa
 from relpos_fairseq.attention import triton as backend
 from relpos_fairseq.attention.lowering import factors_of, rank_of
 from relpos_fairseq.attention.triton import call_signature, kernel_args, selftest, selftest_cache
-from relpos_fairseq.attention.triton.fused_attention import attend as triton_attend
+from relpos_fairseq.attention.triton.fused_attention import fused_attention as triton_attend
 from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.core.relations import Clipped
 from relpos_fairseq.core.terms import Decay, PositionTerms, Reset

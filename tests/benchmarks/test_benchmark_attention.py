@@ -153,7 +153,6 @@ def test_a_whole_layer(capsys: pytest.CaptureFixture) -> None:
         (["--heads", "0"], "--heads must be >= 1, got 0"),
         (["--schemes", "m5"], "unknown position scheme 'm5'"),
         (["--resume"], "add --csv FILE"),
-        (["--published"], "--published has gone; its shape: --layer"),
         (["--layer", "--modes", "decode"], "leave decode out of --modes"),
         (["--plot", "rows.txt"], "--plot must end in .png"),
     ],

@@ -385,3 +385,13 @@ def test_a_state_that_does_not_fit_its_flags():
         convert(state, plan_of(config("shaw_keys")), plan)
     with pytest.raises(ValueError, match="start at one of neutral, own, got zero"):
         convert(state, plan_of(config("m4")), plan, start="zero")
+
+
+@pytest.mark.parametrize("target", ["rope", "learned+rope"])
+def test_a_conversion_keeps_the_length_that_rope_was_trained_at(target):
+    """Beside its parameters, which it has none of."""
+    source = plan_of(config("rope"))
+    key = f"{layouts.places(source)[0].prefix(0)}length_version"
+    state = random_state(config("rope")) | {key: torch.tensor(777)}
+    done = convert(state, source, plan_of(config(target)), allow_loss=True)
+    assert [int(value) for name, value in done.state.items() if name.endswith("length_version")] == [777]

@@ -159,6 +159,13 @@ def xl(**options) -> Callable[[Path], object]:
     return lambda source: original.save(original.model(20, **options), source)
 
 
+def flip(source: Path) -> None:
+    """Damage: a bit of a Transformer-XL's first tensor."""
+    content = bytearray(source.read_bytes())
+    content[content.index(b"data/0FB") + 100] ^= 1
+    source.write_bytes(content)
+
+
 def words(lines: list[str]) -> Callable[[Path], object]:
     """Damage: another vocabulary beside a Transformer-XL."""
     return lambda source: (source.parent / "vocab.txt").write_text("".join(f"{line}\n" for line in lines))
@@ -226,6 +233,7 @@ REFUSED: list[tuple] = [
         "lacks 1 tensors of a deberta-v2 of 2 layers (deberta.embeddings.token_t",
     ),
     *(("deberta v3", config(**{key: value}), f"{key} {value!r} is a part of De") for key, value in PARTS.items()),
+    ("marian", config(encoder_ffn_dim=-1), "encoder_ffn_dim -1: a whole number from 1 on"),
     ("marian", without("vocab.json"), "vocab.json: No such file or directory"),
     ("marian", twice("model.decoder.layers.0.fc1.bias", "decoder.layers.0.fc1.bias"), "remove one"),
     *(("marian", symbol(name), NOT_HELD(name)) for name in ("", "a\nb", "a\rb")),
@@ -238,11 +246,16 @@ REFUSED: list[tuple] = [
     ("opennmt", step(), "needs 4 at least", "--positions", "3"),
     ("opennmt", step(), "--fill says nothing here", "--fill", "tile"),
     ("opennmt", checkpoint(lambda s: s.update(vocab={"src": {"fields": 1}, "tgt": {}})), "tools/convertv2_v3.py"),
-    ("opennmt", weight(lambda value: torch.zeros(3, 3)), "do not fit"),
+    ("opennmt", checkpoint(lambda s: s["vocab"]["src"].pop(0)), "src has 10 types, and the model 11"),
+    ("opennmt", checkpoint(lambda s: s.pop("generator")), "step_1.pt has no generator.bias"),
+    ("opennmt", checkpoint(lambda s: s["generator"].update(bias=torch.zeros(()))), "step_1.pt is not a checkpoint"),
+    ("opennmt", weight(torch.Tensor.bool), "w_1.weight is a tensor of torch.bool, and must be one of floating-point"),
+    ("opennmt", weight(lambda value: torch.zeros(3, 3)), "step_1.pt: the tensors do not fit"),
     ("opennmt", weight(lambda value: value * torch.nan), "not finite (NaN, infinite, or above"),
     ("xl", bare(3), "attn_type 3 and does not say its segment and memory"),
     ("xl", xl(attn_type=3, pre_lnorm=True), "attn_type 3 and has pre_lnorm, under which its"),
     ("xl", xl(attn_type=2, clamp_len=7), "attn_type 2 and clamps positions at 7, short of"),
+    ("xl", flip, "the checksum of model/data/0 is another"),
     ("xl", words(["one", "two"]), "vocab.txt has 2 types, and the model 20"),
     ("xl", words(["the"] * 20), "'the' cannot be a word"),
     ("xl", xl(), "none does not exist: give a folder", "--data", "none"),
@@ -253,6 +266,7 @@ REFUSED: list[tuple] = [
         lambda source: torch.save(dict.fromkeys(("word_emb.emb_layers", "dec_attn"), torch.zeros(1)), source),
         "is no whole released Transformer-XL",
     ),
+    ("exported", text("text/tokenizer.json", "{"), "text/tokenizer.json is not"),
     *(("ours", of_kind(kind), f"holds a {kind}: only RoBERTa's encoder") for kind in ("transformer_lm", "lstm")),
     ("ours", of_kind("transformer"), "holds a transformer: only RoBERTa's encoder is converted"),
 ]

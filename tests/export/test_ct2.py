@@ -16,7 +16,7 @@ from fairseq.quantization_utils import quantize_model_scalar
 from fairseq.sequence_generator import SequenceGenerator
 
 from helpers.commands import relpos, train
-from helpers.formats import change_checkpoint
+from helpers.formats import change, change_checkpoint
 from helpers.lm_models import randomized
 from helpers.models import small_model, small_task
 from helpers.twins import ending
@@ -250,18 +250,27 @@ def served(checkpoint, tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("model.bin", b"\x06", "is not a whole folder of CTranslate2"),
-        ("model.bin", bytes(10**5), "is not a whole folder of CTranslate2"),
-        ("config.json", b"[]", "is not a whole folder of CTranslate2"),
-        ("shared_vocabulary.json", b"{", "is not a whole folder of CTranslate2"),
+        ("model.bin", b"\x06", "model.bin is not the file that was exported"),
+        ("config.json", b"[]", "config.json is not the file that was exported"),
+        ("text/dict.src.txt", None, "text/dict.src.txt is not the file that was exported"),
         ("relpos.json", b'{"languages": ["en", "de"], "longest": -3}', "longest is -3, and must be a whole number"),
     ],
 )
 def test_a_damaged_export_is_one_line(served, ways, name, content, said):
     shutil.copytree(served, ways / "served")
-    (ways / "served" / name).write_bytes(content)
-    error = ways.run("translate", ways / "served", ways / "served" / name, "--cpu", status=2).strip().splitlines()[-1]
+    damaged = ways / "served" / name
+    damaged.unlink() if content is None else damaged.write_bytes(content)
+    printed = ways.run("translate", ways / "served", ways / "served" / ct2.REPORT, "--cpu", status=2)
+    error = printed.strip().splitlines()[-1]
     assert error.startswith(f"error: {ways / 'served'}") and said in error and "export the checkpoint ag" in error
+
+
+def test_an_export_from_before_hashes_is_read_by_the_engine(served, ways):
+    shutil.copytree(served, ways / "served")
+    change(ways / "served" / ct2.REPORT, files={})
+    (ways / "served" / "config.json").write_text("[]")
+    error = ways.run("translate", ways / "served", ways / "served" / ct2.REPORT, "--cpu", status=2)
+    assert "is not a whole folder of CTranslate2" in error
 
 
 def test_text_beside_the_checkpoint_is_enough(checkpoint, corpus, ways):

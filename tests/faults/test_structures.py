@@ -328,7 +328,16 @@ def _csv(path: Path) -> None:
 def _resumed(path: Path) -> None:
     from relpos_fairseq.io.stages import ResumeLog
 
-    ResumeLog(path, {"a": 1}, list[int])
+    ResumeLog(path, {"a": 1})
+
+
+def _record(folder: Path) -> Path:
+    from relpos_fairseq.io.stages import ResumeLog
+
+    with ResumeLog(folder / "r.jsonl", {"a": 1}).opened() as keep:
+        for number in range(3):
+            keep([number, 0.5])
+    return folder / "r.jsonl"
 
 
 SPEC = {
@@ -406,7 +415,7 @@ FORMATS = [
         "lines",
     ),
     Format("CSV", lambda f: written(f, "t.csv", b"a,b\n1,x\n2,y\n"), _csv, "lines"),
-    Format("record", lambda f: written(f, "r.jsonl", b'{"a": 1}\n[1, 2]\n[3]\n[4]\n'), _resumed, "lines"),
+    Format("record", _record, _resumed, "lines"),
 ]
 
 

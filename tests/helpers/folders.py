@@ -8,9 +8,9 @@ from pathlib import Path
 from helpers.commands import relpos, relpos_job
 from relpos_fairseq.cli.command import parse
 from relpos_fairseq.cli.main import load
-from relpos_fairseq.io import ledger
+from relpos_fairseq.io import records
 
-WRITTEN = (ledger.STAMPS, ledger.RECORDS)
+WRITTEN = (records.STAMPS, records.RECORDS)
 
 
 def contents(folder: Path, *but: str) -> dict[str, bytes]:

@@ -5,10 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-# Every scheme of the contract, by name: a scheme that is lost must be missed here.
-RELATIVE = ("none shaw shaw_keys transformer_xl t5 m1 m2 m3 m4 m4m deberta rel_scalar rope alibi kerple").split()
-ABSOLUTE = "sinusoidal learned sentence tupe tupe_a abs_scalar".split()
-
 SIZES = {
     side: (
         *(f"--{side}-embed-dim", "8", f"--{side}-ffn-embed-dim", "8"),
@@ -54,7 +50,7 @@ QUESTIONS = (
     *("--task", "question_answering", "--criterion", "question_answering"),
     *("--tokens-per-sample", "40", "--doc-stride", "8", "--max-query-length", "12", *ROBERTA),
 )
-# Kind of model: its folder of data, and the flags that all its cases have.
+# Kind of model: its folder of data, and its flags.
 KINDS = {
     "translation": ("pair", TRANSLATION),
     "lm": ("text", LM),
@@ -63,67 +59,22 @@ KINDS = {
     "pairs": ("pairs", PAIRS),
     "questions": ("questions", QUESTIONS),
 }
-SPECIAL = {
-    "translation-learned+m4m": ("--position-scheme", "learned+m4m"),
-    "translation-sides": (*("--encoder-position-scheme", "tupe", "--decoder-position-scheme", "alibi"),),
-    "translation-share-layers": (*("--position-scheme", "m4", "--position-share", "layers", "--encoder-layers", "2"),),
-    "translation-share-both": ("--position-scheme", "shaw", "--position-share", "both"),
-    "translation-clipped": ("--position-scheme", "m3+shaw", "--position-clip-distance", "2"),
-    "translation-scaled": ("--position-scheme", "deberta+m4", "--position-scale", "3"),
-    "translation-pre-norm": (
-        *("--position-scheme", "rope+m4", "--encoder-normalize-before"),
-        "--decoder-normalize-before",
-    ),
-    "lm-m2+t5": (*("--position-scheme", "m2+t5", "--position-buckets", "6"), *("--position-max-distance", "9")),
-    "lm-adaptive": (
-        *("--position-scheme", "rel_scalar", "--criterion", "adaptive_loss"),
-        *("--adaptive-softmax-cutoff", "6,9", "--adaptive-softmax-factor", "2"),
-        *("--adaptive-input", "--adaptive-input-cutoff", "6,9", "--adaptive-input-factor", "2"),
-        *("--ddp-backend", "legacy_ddp"),
-    ),
-    "xl-shared-bias": ("--position-scheme", "transformer_xl", "--position-query-bias", "shared"),
-    "xl-clamped": ("--position-scheme", "transformer_xl", "--clamp-len", "4"),
-    "masked_lm-learned+m4m": ("--position-scheme", "learned+m4m"),
-    "masked_lm-reset": ("--position-scheme", "m4", "--position-reset-cls", "on"),
-    "masked_lm-no-reset": ("--position-scheme", "tupe", "--position-reset-cls", "off"),
-    "masked_lm-mirrored": ("--position-scheme", "deberta", "--position-p2c-index", "mirrored"),
-    "masked_lm-rank": ("--position-scheme", "abs_scalar", "--position-rank", "2"),
-    "pairs-segments-head": ("--position-scheme", "m4", "--segment-encoding", "head"),
-    "pairs-segments-input": ("--position-scheme", "learned", "--segment-encoding", "input"),
-    "pairs-segments-three": (
-        *("--position-scheme", "rel_scalar", "--segment-encoding", "head", "--num-segments", "3"),
-    ),
-    "questions-segments-head": ("--position-scheme", "shaw", "--segment-encoding", "head"),
-}
-# Kept with their optimizer's state, for a resume under the same flags.
-RESUMED = {
-    "full-translation": ("--position-scheme", "m4m"),
-    "full-lm": ("--position-scheme", "m4"),
-    "full-xl": ("--position-scheme", "transformer_xl"),
-    "full-masked_lm": ("--position-scheme", "tupe"),
-}
+# The first four are kept with their optimizer's state, for a resume under the same flags.
 CASES = {
-    **{
-        f"{kind}-{scheme}": ("--position-scheme", scheme)
-        for kind in ("translation", "lm", "xl", "masked_lm")
-        for scheme in (*RELATIVE, *(ABSOLUTE if kind != "xl" else ()))
-        if (kind, scheme) != ("xl", "none")
-    },
-    **SPECIAL,
-    **RESUMED,
+    "translation": ("--position-scheme", "m4m"),
+    "lm": ("--position-scheme", "m4"),
+    "xl": ("--position-scheme", "transformer_xl"),
+    "masked_lm": ("--position-scheme", "learned"),
+    "pairs": ("--position-scheme", "m4", "--segment-encoding", "head"),
+    "questions": ("--position-scheme", "shaw", "--segment-encoding", "head"),
 }
-
-
-def kind_of(case: str) -> str:
-    """The kind of model that a case is of."""
-    return case.removeprefix("full-").split("-")[0]
+RESUMED = [*CASES][:4]
 
 
 def flags_of(case: str) -> tuple[str, ...]:
     """The command line of fairseq-train, without paths."""
-    own = CASES[case]
     small = () if case in RESUMED else ("--no-save-optimizer-state",)
-    return (*KINDS[kind_of(case)][1], *TRAIN, *own, *small)
+    return (*KINDS[case][1], *TRAIN, *CASES[case], *small)
 
 
 def tokens(rows: int, length: int, seed: int, size: int) -> Tensor:
@@ -136,7 +87,7 @@ def tokens(rows: int, length: int, seed: int, size: int) -> Tensor:
 def outputs_of(case: str, model: nn.Module) -> dict[str, Tensor]:
     """Logits for fixed inputs, and those of decoding token by token."""
     model.eval()
-    return _OUTPUTS[kind_of(case)](model)
+    return _OUTPUTS[case](model)
 
 
 def _translation(model: nn.Module) -> dict[str, Tensor]:
@@ -158,10 +109,7 @@ def _lm(model: nn.Module) -> dict[str, Tensor]:
     read[:, 0] = read[1, 4] = 2
     state: dict = {}
     steps = [model.decoder(read[:, : t + 1], incremental_state=state)[0] for t in range(read.size(1))]
-    found = {"logits": model(read)[0], "steps": torch.cat(steps, dim=1)}
-    if model.decoder.adaptive_softmax is not None:
-        found["log_probs"] = model.get_normalized_probs(model(read), True)
-    return found
+    return {"logits": model(read)[0], "steps": torch.cat(steps, dim=1)}
 
 
 def _xl(model: nn.Module) -> dict[str, Tensor]:

@@ -471,6 +471,27 @@ def test_no_index_without_its_ids(tmp_path):
         binarise.write_blocks(tmp_path / "a", [(np.array([1]), np.array([2]))], 10)
 
 
+def test_a_record_gives_back_what_was_kept_or_is_refused(tmp_path):
+    """Whatever byte of it changes and wherever it is cut; lines that are lost, twice or in another order."""
+    path, results = tmp_path / "r.jsonl", [[1, {"text": "a", "odds": 0.5}], [2], [2], [3, float("inf")]]
+    with stages.ResumeLog(path, {"a": 1}).opened() as keep:
+        for one in results:
+            keep(one)
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    changed = [whole[:at] + bytes([byte ^ 1]) + whole[at + 1 :] for at, byte in enumerate(whole)]
+    changed += [whole[:at] for at in range(len(whole))]
+    changed += [b"".join([*lines[:1], *order]) for order in (lines[2:], lines[1:2] * 2, lines[:0:-1])]
+    for content in changed:
+        path.write_bytes(content)
+        try:
+            kept = stages.ResumeLog(path, {"a": 1}).kept
+        except UserError as error:
+            assert f"{path} is not a record" in str(error) and str(error).endswith("delete it")
+        else:
+            assert kept == results[: len(kept)]
+
+
 def test_nothing_here_imports_torch():
     code = """
         import sys

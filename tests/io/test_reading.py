@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
+from fairseq.data import Dictionary
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import ROOT
+from relpos_fairseq.formats.pickles import safe_unpickle
 from relpos_fairseq.io.command import run_command
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import sha256_of
@@ -28,6 +30,7 @@ from relpos_fairseq.io.reading import (
     read_yaml,
     reading,
 )
+from relpos_fairseq.io.stages import ResumeLog
 from relpos_fairseq.io.tensor_files import read_checkpoint
 from relpos_fairseq.text import provenance
 from relpos_fairseq.text.dictionary import read_dictionary
@@ -145,9 +148,18 @@ def hashed(path: Path) -> str:
     return provenance.of_files({"dict.txt": path})["dict.txt"]
 
 
-@pytest.mark.parametrize(
-    "read", [read_json, read_json_lines, read_yaml, read_text, read_dictionary, read_checkpoint, sha256_of, hashed]
-)
+def of_fairseq(path: Path) -> None:
+    Dictionary.load(str(path))
+
+
+def resumed(path: Path) -> None:
+    ResumeLog(path, {})
+
+
+READERS = [read_json, read_json_lines, read_yaml, read_text, read_dictionary, read_checkpoint, safe_unpickle, sha256_of]
+
+
+@pytest.mark.parametrize("read", [*READERS, hashed, of_fairseq, resumed])
 def test_what_has_no_end_is_not_waited_for(tmp_path: Path, read: Callable) -> None:
     os.mkfifo(tmp_path / "dict.txt")
     for path in (tmp_path / "dict.txt", Path("/dev/zero")):

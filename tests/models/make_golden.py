@@ -1,13 +1,11 @@
 """Train the checkpoints of golden.tar.xz, and keep the outputs that their version gives.
 
-The archive was made by version 7983f42, before the code was rearranged, and is what users of that
-version have; newer code must read it.  So it is not made anew when the code changes.  A case is
-added by the old code too:
+It is made anew when a release changes what checkpoints hold; until then newer code must read it:
 
-    git worktree add --detach OLD 7983f42
-    PYTHONPATH=OLD:tests python tests/models/make_golden.py OLD tests/models/golden.tar.xz
+    git worktree add --detach RELEASE TAG
+    PYTHONPATH=RELEASE:tests python tests/models/make_golden.py RELEASE tests/models/golden.tar.xz
 
-The commands run inside OLD and make folders there, so that no checkpoint holds a path.
+The commands run inside RELEASE and make folders there, so that no checkpoint holds a path.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from unittest import mock
 
 import torch
 
-from helpers.golden_models import CASES, KINDS, RESUMED, flags_of, kind_of, outputs_of
+from helpers.golden_models import CASES, KINDS, RESUMED, flags_of, outputs_of
 
 WORDS = [f"w{number}" for number in range(8)]
 
@@ -110,7 +108,7 @@ def write_questions(folder: Path) -> None:
 
 def data_of(case: str) -> str:
     """The folder of data of a case's task."""
-    return f"data/{KINDS[kind_of(case)][0]}"
+    return f"data/{KINDS[case][0]}"
 
 
 def train(case: str, *more: str) -> str:
@@ -127,9 +125,9 @@ def load(path: Path, data: str) -> torch.nn.Module:
     return found[0][0]
 
 
-def main(old: Path, archive: Path) -> None:
+def main(release: Path, archive: Path) -> None:
     """Make the archive."""
-    os.chdir(old)
+    os.chdir(release)
     write_data()
     outputs, golden = {}, Path("golden")
     golden.mkdir()
@@ -141,7 +139,7 @@ def main(old: Path, archive: Path) -> None:
         if case in RESUMED:
             # Two updates more, from the optimizer's state: the losses say that it was read.
             outputs[case]["resumed"] = torch.tensor(losses(train(case, "--max-update", "4")))
-    source = golden / "masked_lm-learned.pt"
+    source = golden / "masked_lm.pt"
     converted = golden / "converted"
     subprocess.run(
         [
@@ -150,7 +148,7 @@ def main(old: Path, archive: Path) -> None:
         ],
         check=True,
     )
-    outputs["converted"] = outputs_of("masked_lm-converted", load(converted / "model.pt", str(converted)))
+    outputs["converted"] = outputs_of("masked_lm", load(converted / "model.pt", str(converted)))
     torch.save(outputs, golden / "outputs.pt")
     shutil.copytree("data", golden / "data")
     # xz finds what all checkpoints have in common: their options.

@@ -1,4 +1,4 @@
-"""Checkpoints that version 7983f42 wrote: they load, give its outputs, and training goes on."""
+"""Checkpoints of a release, one a model: they load, give its outputs, and training goes on."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torch import nn
 
 from helpers import FULL
 from helpers.commands import USER_DIR, call, command, load, losses
-from helpers.golden_models import CASES, KINDS, RESUMED, flags_of, kind_of, outputs_of
+from helpers.golden_models import CASES, KINDS, RESUMED, flags_of, outputs_of
 
 # The outputs are of order 1 to 10 and sums of some tens of products in fp32: processors that sum in
 # another order differ by some 1e-6.  A wrong row of a table, or a wrong scale, shows in the first
 # digits, for after two updates by a learning rate of 0.1 no table is near its neutral value.
 EQUAL = {"rtol": 1e-5, "atol": 1e-5}
 HUBS = {
-    "translation-m4": TransformerModel,
-    "lm-m4": TransformerLanguageModel,
-    "xl-m4": TransformerLanguageModel,
-    "masked_lm-m4": RobertaModel,
+    "translation": TransformerModel,
+    "lm": TransformerLanguageModel,
+    "xl": TransformerLanguageModel,
+    "masked_lm": RobertaModel,
 }
 
 
@@ -44,7 +44,7 @@ def golden(tmp_path_factory) -> Path:
 
 
 def data_of(golden: Path, case: str) -> Path:
-    return golden / "data" / KINDS[kind_of(case)][0]
+    return golden / "data" / KINDS[case][0]
 
 
 def assert_outputs(golden: Path, name: str, case: str, model: nn.Module) -> None:
@@ -79,7 +79,7 @@ def test_converted_checkpoint_gives_the_same_outputs(golden):
     models, _, _ = checkpoint_utils.load_model_ensemble_and_task(
         [str(folder / "model.pt")], arg_overrides={"data": str(folder)}
     )
-    assert_outputs(golden, "converted", "masked_lm-converted", models[0])
+    assert_outputs(golden, "converted", "masked_lm", models[0])
 
 
 def resume(golden: Path, case: str, save_dir: Path) -> list[str | Path]:
@@ -91,7 +91,7 @@ def resume(golden: Path, case: str, save_dir: Path) -> list[str | Path]:
 
 
 def assert_went_on(golden: Path, case: str, save_dir: Path, log: str) -> None:
-    """The losses of updates 3 and 4: those of the old version, which has read Adam's moments."""
+    """The losses of updates 3 and 4: those of the release, which has read Adam's moments."""
     expected = torch.load(golden / "outputs.pt", weights_only=True)[case]["resumed"]
     assert len(expected) == 2
     assert losses(log) == pytest.approx(expected.tolist(), abs=2e-3)
@@ -108,6 +108,6 @@ def test_training_goes_on(golden, tmp_path, case):
 @pytest.mark.slow
 @pytest.mark.skipif(not FULL, reason="as in this process, but by a command: RELPOS_ONNX=full")
 def test_training_goes_on_by_the_command(golden, tmp_path):
-    case = "full-translation"
+    case = "translation"
     log = command("fairseq-train", *resume(golden, case, tmp_path / "save"))
     assert_went_on(golden, case, tmp_path / "save", log)

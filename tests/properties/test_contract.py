@@ -169,11 +169,7 @@ def test_paper_start() -> None:
         started("tupe", "neutral", position_projections="one")
 
 
-def test_an_older_word_means_and_is_remembered_as_before() -> None:
-    """p2c_index `paper` is `same`, as old checkpoints say; a later option says nothing of auto."""
-    old, new, today = (plan("deberta", position_p2c_index=word).describe() for word in ("paper", "auto", "same"))
-    assert old == new == today
-    assert "deberta.p2c_index=paper" in new
+def test_a_later_option_says_nothing_of_auto() -> None:
     later = Number(name="n", place=0, help="", auto=2, later=True)
     assert [later.memory(value, None) for value in (2, 3)] == [None, "n=3"]
 

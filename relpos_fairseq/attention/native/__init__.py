@@ -25,10 +25,10 @@ __all__ = ["attend", "build", "call", "name", "problem", "refusal", "refusal_any
 def attend(inputs: AttentionInputs) -> Tensor:
     """Return the output (B, H, T, Dv) of attention, for inputs for which `refusal` returns None."""
     if serves_step(inputs):
-        return step.attend(inputs)
+        return step.attend_token(inputs)
     if supports_step(inputs.terms, inputs.positions):
         return attend_step(inputs)[0]
-    return call.attend(inputs)
+    return call.attend_sequence(inputs)
 
 
 def serves_step(inputs: AttentionInputs) -> bool:
@@ -54,4 +54,4 @@ def refusal_anywhere(inputs: AttentionInputs) -> str | None:
         return f"inputs of {inputs.q.dtype}"
     if round(inputs.dropout * call.DROP_PARTS) == call.DROP_PARTS:
         return f"a dropout of {inputs.dropout:g}, which keeps nothing"
-    return lowering.refusal(inputs)
+    return lowering.why_not_lowered(inputs)

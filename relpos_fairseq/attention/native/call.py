@@ -125,7 +125,7 @@ def kernel(dtype: torch.dtype) -> ctypes.CDLL:
 # ------------------------------------------------------------------------------ From inputs to operands
 
 
-def attend(inputs: AttentionInputs) -> Tensor:
+def attend_sequence(inputs: AttentionInputs) -> Tensor:
     """Return the output (B, H, T, Dv) of attention, for inputs for which `native.refusal` returns None."""
     lowered = lower_for_c(inputs)
     check_device(lowered.tensors.items())

@@ -88,7 +88,7 @@ def reads_key_rows(inputs: AttentionInputs) -> bool:
     return not decays and len(tables_for(inputs).products) <= 1
 
 
-def attend(inputs: AttentionInputs) -> Tensor:
+def attend_token(inputs: AttentionInputs) -> Tensor:
     """Return the output (B, H, 1, Dv) of attention, for inputs for which `serves` is True."""
     call, _kept = arguments(inputs)
     out = inputs.v.new_empty(call.batch, call.heads, 1, inputs.v.size(-1))

@@ -27,6 +27,6 @@ def attend(inputs: AttentionInputs) -> Tensor:
     if supports_step(inputs.terms, inputs.positions):
         return attend_step(inputs)[0]
     # Triton is optional, and slow to import.
-    from relpos_fairseq.attention.triton.fused_attention import attend as fused
+    from relpos_fairseq.attention.triton.fused_attention import fused_attention
 
-    return fused(inputs)
+    return fused_attention(inputs)

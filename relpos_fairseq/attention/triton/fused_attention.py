@@ -56,7 +56,7 @@ PLACES = (*NAMES, *MASKS, "seed")
 Tensors = dict[str, Tensor | None]
 
 
-def attend(inputs: AttentionInputs) -> Tensor:
+def fused_attention(inputs: AttentionInputs) -> Tensor:
     """Return the output (B, H, T, D) of inputs that `refusal` does not refuse."""
     low = operands_of(inputs)
     given = dict(low.tensors)

@@ -42,7 +42,7 @@ def refusal_anywhere(inputs: AttentionInputs) -> str | None:
 def reasons_anywhere(inputs: AttentionInputs) -> list[str]:
     """Return every reason why these inputs cannot be evaluated on any machine."""
     found = _shape(inputs)
-    not_lowered = lowering.refusal(inputs)
+    not_lowered = lowering.why_not_lowered(inputs)
     return [*found, not_lowered] if not_lowered else [*found, *_tables(inputs)]
 
 

@@ -223,7 +223,7 @@ def _by_kernel(
 ) -> list[Tensor]:
     """Return output and gradients by the kernels, on the CPU."""
     if by is None:
-        from relpos_fairseq.attention.triton.fused_attention import attend as by
+        from relpos_fairseq.attention.triton.fused_attention import fused_attention as by
 
     call, moved = _moved(inputs, leaves, signature.device, signature.dtype)
     torch.manual_seed(SEED)

@@ -15,12 +15,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from relpos_fairseq.data import corpus
 from relpos_fairseq.io.files import write_text
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.reading import Positive
 from relpos_fairseq.lab.comparison import scores
 from relpos_fairseq.lab.comparison.tasks.base import Scored, Task, Workspace, binarise, device, kind, write_lines
+from relpos_fairseq.lab.toy import corpus
 
 SPACE = "▁"
 MARK = ">"  # between a prompt and its answer

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 from sacrebleu.metrics import BLEU
 
-from relpos_fairseq.data import corpus
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.lines import read_lines
 from relpos_fairseq.io.reading import Count, read_json
 from relpos_fairseq.lab.comparison import scores
 from relpos_fairseq.lab.comparison.tasks.base import kind, write_lines
 from relpos_fairseq.lab.comparison.tasks.encoder_decoder import Pair, Pairs, binarise_pairs
+from relpos_fairseq.lab.toy import corpus
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
 from relpos_fairseq.text.moses import Detokeniser
 from relpos_fairseq.text.tokenizer import load_sentencepiece

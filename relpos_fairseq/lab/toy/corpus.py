@@ -13,7 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from relpos_fairseq.data.grammar import (
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import open_together
+from relpos_fairseq.io.progress import table
+from relpos_fairseq.lab.toy.grammar import (
     ADJECTIVES_OF,
     CONJUNCTIONS,
     DEFINITE,
@@ -30,9 +33,6 @@ from relpos_fairseq.data.grammar import (
     Verb,
     translate,
 )
-from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.io.files import open_together
-from relpos_fairseq.io.progress import table
 
 _T = TypeVar("_T")
 Pair = tuple[str, str]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from helpers import ROOT
-from relpos_fairseq.data import grammar
-from relpos_fairseq.data.corpus import Corpus, GrammarError, Sampler, build, write
-from relpos_fairseq.data.grammar import NP, PP, Clause, Relative, Sentence, translate
+from relpos_fairseq.lab.toy import grammar
+from relpos_fairseq.lab.toy.corpus import Corpus, GrammarError, Sampler, build, write
+from relpos_fairseq.lab.toy.grammar import NP, PP, Clause, Relative, Sentence, translate
 
 SIZES = {"train": 1500, "valid": 100, "test": 100, "test_long": 60}
 KNOWN = [
@@ -361,7 +361,7 @@ def test_order_matters() -> None:
 
 
 def test_too_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relpos_fairseq.data.corpus._MAX_DRAWS_PER_PAIR", 2)
+    monkeypatch.setattr("relpos_fairseq.lab.toy.corpus._MAX_DRAWS_PER_PAIR", 2)
     with pytest.raises(GrammarError, match="ask for fewer"):
         build(seed=1, train=1, valid=50, test=1, test_long=1)
 

@@ -1,0 +1,1 @@
+"""A made-up pair of languages, whose sentences and translations a grammar gives."""
