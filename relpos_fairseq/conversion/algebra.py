@@ -285,7 +285,7 @@ class _Work:
         made: Tables = {}
         fresh = []
         for place in places(self.target):
-            rows = []
+            rows: list[Params] = []
             first: Params = {}  # of layers that begin anew, which may have parameters in common
             for layer in range(1 if place.on_input else self.layers):
                 if place.index(layer) is None:
@@ -385,7 +385,7 @@ def _mean_into_tokens(content: State, means: list[Tensor], report: ConversionRep
     if not means:
         return content
     tokens, output = f"{ENCODER}.embed_tokens.weight", "encoder.lm_head.weight"
-    added = content[tokens] + sum(means).to(content[tokens])
+    added = content[tokens] + torch.stack(means).sum(0).to(content[tokens])
     report.step("the mean of the dropped positions is added to every token (softmax cancels it)")
     tied = output in content and torch.equal(content[output], content[tokens])
     return content | {tokens: added} | ({output: added} if tied else {})

@@ -35,7 +35,8 @@ def largest_difference(before: State, source: PositionPlan, after: State, target
     """
     probe = Probe.draw(FIRST + 1, longest, segments=True, batch=2)
     known = min((plan.num_segments for plan in (source, target) if plan.segment_encoding != "none"), default=1)
-    probe = replace(probe, segments=probe.segments.clamp(max=known - 1))
+    if probe.segments is not None:
+        probe = replace(probe, segments=probe.segments.clamp(max=known - 1))
     pairs = zip(_attended(before, source, probe), _attended(after, target, probe), strict=True)
     found = torch.stack([(one - other).abs().max() / one.abs().max().clamp(min=1e-30) for one, other in pairs])
     return 0.0 if bool((found <= EXACT).all()) else float(found.max())  # NaN where one is

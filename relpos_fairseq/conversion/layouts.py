@@ -75,8 +75,7 @@ def places(plan: PositionPlan) -> list[Place]:
     members = [(m.scheme.name, m.scheme, m.options, m.across_layers) for m in plan.members]
     segment = SchemeOptions(share=plan.segment_share, scale=plan.scale_constant, num_segments=plan.num_segments)
     if plan.segment_encoding == "head":
-        across = plan.segment_share in ("layers", "both")
-        members.append((SegmentHead.name, SegmentHead, segment, across))
+        members.append((SegmentHead.name, SegmentHead, segment, plan.segment_share in ("layers", "both")))
     elif plan.segment_encoding == "input":
         members.append((SegmentInput.name, SegmentInput, segment, True))
     segments = [scheme for _, scheme, _, _ in members[len(plan.members) :]]

@@ -267,7 +267,7 @@ def compare_and_log(
         report.lose("what outputs show, though the rules lose nothing")
     for line in (*report.lines(), *(measured.lines() if measured else ())):
         log(line)
-    if wrong:
+    if wrong and measured is not None:
         raise ConversionError(
             f"the conversion should be exact, and differs by {measured.relative:.3g} of the source's values: nothing "
             f"is written; where its config does not contradict its tensors, please report this"

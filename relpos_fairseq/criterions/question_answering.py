@@ -29,7 +29,7 @@ _COLUMNS = 6  # present, exact, F1, answerable, odds, answered
 class ScoreTable(Tensor):
     """A table of scores of which a log line shows the size alone."""
 
-    def tolist(self) -> str:
+    def tolist(self) -> str:  # type: ignore[override]  # what a log writes
         """Return the table's size."""
         return f"{self.shape[0]} questions"
 

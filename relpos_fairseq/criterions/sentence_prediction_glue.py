@@ -100,8 +100,8 @@ class SentencePredictionGlueCriterion(SentencePredictionCriterion):
             classes = logits.size(1)
             found["counts"] = _counts(targets, logits.argmax(dim=1), classes)
         if self.report_acc_and_f1:
-            positive = (targets == self.positive, logits.argmax(dim=1) == self.positive)
-            found["positive_counts"] = _counts(*(part.long() for part in positive), 2)
+            positive, said = targets == self.positive, logits.argmax(dim=1) == self.positive
+            found["positive_counts"] = _counts(positive.long(), said.long(), 2)
         if self.report_pearson_and_spearman:
             samples = max(len(dataset) for dataset in self.task.datasets.values())
             placed = torch.zeros(3, samples, dtype=torch.double, device=logits.device)

@@ -59,8 +59,8 @@ def normalise_mlqa(text: str, language: str) -> str:
             f"metric squad takes any language"
         )
     kept = "".join(c for c in text.lower() if not _is_punctuation(c))
-    if _MLQA_ARTICLES[code]:
-        kept = re.sub(_MLQA_ARTICLES[code], " ", kept)
+    if (articles := _MLQA_ARTICLES[code]) is not None:
+        kept = re.sub(articles, " ", kept)
     if code == "zh":
         kept = "".join(f" {c} " if "\u4e00" <= c <= "\u9fa5" else c for c in kept)
     return " ".join(kept.split())

@@ -32,6 +32,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class RelPosAdam(FairseqAdam):
     """fairseq's Adam with its options, whose step is one pass over memory."""
 
+    _optimizer: torch.optim.Optimizer
+
     def __init__(self, cfg: Any, params: Any) -> None:
         super().__init__(cfg, params)
         if type(self._optimizer) is Adam:  # not apex's, which fairseq prefers on a GPU
@@ -98,7 +100,7 @@ def _fused_step(state: dict, group: dict, parameters: list[nn.Parameter], number
     steps = torch.full((len(parameters),), float(number), device=parameters[0].device)
     torch._fused_adamw_(
         [part.data for part in parameters],
-        [part.grad.data for part in parameters],
+        [part.grad.data for part in parameters if part.grad is not None],
         [state[part]["exp_avg"] for part in parameters],
         [state[part]["exp_avg_sq"] for part in parameters],
         [],

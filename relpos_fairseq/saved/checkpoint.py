@@ -54,7 +54,7 @@ OURS = {
     )
 }
 # What the criterion of a task that trains a head says too.
-OF_CRITERION = {
+OF_CRITERION: dict[str, dict[str, Any]] = {
     "masked_lm": {"tpu": False},
     "sentence_prediction": dict.fromkeys(("classification_head_name", "regression_target")),
     RANKING: dict.fromkeys(("ranking_head_name", "num_classes", "save_predictions")),

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -89,7 +89,7 @@ def saved_options(state: Mapping[str, Any]) -> SavedOptions | None:
 def plain(options: Any) -> dict[str, Any]:
     """Return options as a dict of plain values; enumerations by their names."""
     if OmegaConf.is_config(options):
-        return OmegaConf.to_container(options, resolve=False, enum_to_str=True)
+        return cast(dict, OmegaConf.to_container(options, resolve=False, enum_to_str=True))
     return dict(options if isinstance(options, Mapping) else vars(options))
 
 

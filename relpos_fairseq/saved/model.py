@@ -184,8 +184,8 @@ class SavedModel:
             state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
             check_trusted(state, path)
             state.pop("last_optimizer_state", None)  # twice the size of the model, which is built next
-            saved = saved_options(state)
-            tell_replaced(saved.model | saved.task, overrides)
+            if (saved := saved_options(state)) is not None:
+                tell_replaced(saved.model | saved.task, overrides)
             overwrite_args_by_name(state["cfg"], overrides)
         return cls(Path(path), state, origin=Origin.of(state.get("conversion") or {}))
 
@@ -269,7 +269,7 @@ class SavedModel:
 
         fairseq leaves out a head of another size, and makes a random one in its place.
         """
-        name = self.options.task_name
+        name = str(self.options.task_name)
         if JOBS.get(name) != command:
             instead = f": use {JOBS[name]}" if name in JOBS else ""
             raise UserError(f"{self.path} is of task {name}, which {command} does not run{instead}")
