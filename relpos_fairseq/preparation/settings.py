@@ -95,8 +95,6 @@ class Reading:
     on_bad_line: str = "fail"  # `fail` or `drop` where a line is not UTF-8
 
     def __post_init__(self) -> None:
-        if self.sentences not in ("line", "split"):
-            raise UserError(f"sentences must be 'line' or 'split', got {self.sentences!r}")
         try:
             re.compile(self.documents)
         except re.error as error:
@@ -259,8 +257,6 @@ def check_glue(args: GlueOptions) -> None:
         raise UserError(f"--max-length must be 0 or at least {least}, got {args.max_length}")
     if not args.text and not (args.tokenizer_folder and args.out):
         raise UserError("give --tokenizer-folder and --out, or --text")
-    if not args.glue.is_dir():
-        raise UserError(f"there is no folder {args.glue}: give the one with GLUE's tasks")
 
 
 # prepare qa
