@@ -16,7 +16,6 @@ from relpos_fairseq.io.lines import Part, read_byte_parts, read_lines, read_part
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.preparation.binarise import write_blocks
-from relpos_fairseq.preparation.settings import DOCUMENTS
 from relpos_fairseq.text.dictionary import EOS, NSPECIAL, SPECIAL, UNK
 from relpos_fairseq.text.levels import Level
 from relpos_fairseq.text.training import train_sentencepiece_model
@@ -92,8 +91,6 @@ def size_of(part: Part) -> int:
 
 def zip_starts(parts: Iterable[Part], documents: str) -> Iterator[tuple[Part, bool]]:
     """Pair every part with whether a document starts there."""
-    if documents not in DOCUMENTS:
-        raise UserError(f"documents must be one of {', '.join(DOCUMENTS)}, got {documents}")
     path, blank = None, True
     for part in parts:
         new_file = part.path is not path
