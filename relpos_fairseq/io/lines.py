@@ -7,7 +7,7 @@ import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -93,29 +93,36 @@ def read_lines(
     """
     if on_bad_line not in ON_BAD_LINE:
         raise UserError(f"on_bad_line must be fail or drop, got {on_bad_line!r}")
-    for number, raw in enumerate(raw_lines(path, longest), start=1):
-        count_line(counts, "lines")
-        line = decode(path, number, raw, longest, on_bad_line, counts)
-        if line is not None:
-            yield line
+    with open_binary(path) as file:
+        yield from _decoded(file, path, on_bad_line, counts, longest)
 
 
 def lines_of(path: Path | None) -> Iterator[str]:
     r"""Stream the lines of a file, or of standard input, without their ends (`\n`, `\r\n`); they must be UTF-8."""
-    if path is not None and str(path) != "-" and not is_stream(path):
-        yield from read_lines(path)
-        return
-    stream: AbstractContextManager[BinaryIO]
     if path is None or str(path) == "-":
         if sys.stdin.isatty():
             hush()
-        path, stream = Path("standard input"), nullcontext(sys.stdin.buffer)
+        yield from _decoded(sys.stdin.buffer, "standard input")
+    elif is_stream(path):
+        with path.open("rb") as file:  # read once, to its end or the first bad line
+            yield from _decoded(file, path)
     else:
-        stream = path.open("rb")  # read once, to its end or the first bad line
-    with stream as file:
-        for number, raw in enumerate(_raw_lines(file, LONGEST_LINE), start=1):
-            if (line := decode(path, number, raw, LONGEST_LINE, "fail")) is not None:
-                yield line
+        yield from read_lines(path)
+
+
+def _decoded(
+    file: BinaryIO,
+    path: str | Path,
+    on_bad_line: str = "fail",
+    counts: MutableMapping[str, int] | None = None,
+    longest: int = LONGEST_LINE,
+) -> Iterator[str]:
+    """Yield the lines of a file that is open, as `read_lines` does; `path` is what errors call it."""
+    for number, raw in enumerate(_raw_lines(file, longest), start=1):
+        count_line(counts, "lines")
+        line = decode(path, number, raw, longest, on_bad_line, counts)
+        if line is not None:
+            yield line
 
 
 class Part(NamedTuple):

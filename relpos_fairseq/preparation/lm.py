@@ -197,10 +197,10 @@ class LmPreparation(Preparation):
         others = [path for paths in files.values() for path in paths] * (self.level == "char")
         level = load_level(self.level, *self.models)
         texts = [read_text(paths, **self.reading) for paths in (train, others) if paths]
-        symbols, different = count_symbols(texts, level, args.workers)
+        symbols = count_symbols(texts, level, args.workers)
         kept = choose_symbols(symbols, args.threshold, args.words, args.padding_factor)
         write_dictionary(self.dictionary, kept)
-        return {"symbols": len(kept), "different units": different}
+        return {"symbols": len(kept), "different units": len(symbols)}
 
     def copy_dictionary(self) -> dict[str, int]:
         """Check the user's dictionary and copy it."""

@@ -123,12 +123,8 @@ UNKNOWN = SPECIAL[UNK]
 SPM_THREADS = 2  # fixed: the sums of sentencepiece's threads depend on their number
 
 
-def count_symbols(texts: Sequence[Iterable[Part]], level: Level, workers: int) -> tuple[Counter, int]:
-    """Count the symbols of the first text; symbols of later texts alone get 0.
-
-    Returns:
-        Every symbol and how often the first text has it, and the number of different symbols.
-    """
+def count_symbols(texts: Sequence[Iterable[Part]], level: Level, workers: int) -> Counter[str]:
+    """Return how often the first text has every symbol; symbols of later texts alone get 0."""
     total: Counter = Counter()
 
     def count(chunk) -> tuple[Counter, int]:
@@ -141,7 +137,7 @@ def count_symbols(texts: Sequence[Iterable[Part]], level: Level, workers: int) -
                 bar.update(size)
     if not total:
         raise UserError("the training text has no unit at all: give it some text")
-    return total, len(total)
+    return total
 
 
 def sample_lines(parts: Iterable[Part], size: int, seed: int) -> list[str]:

@@ -106,7 +106,7 @@ class WmtPreparation(Preparation):
         """Print the sources of the text, and the disk space that the whole needs."""
         described, needed = describe_sources(self.raw)
         print(f"{described}\n\ndisk needed in {self.out}: about {describe_size(needed)}", flush=True)
-        if self.raw.lacks_czeng():
+        if self.raw.lacks_czeng:
             print("without CzEng, which the papers train on: name its folder with --czeng", flush=True)
 
     def check_pair(self) -> None:
