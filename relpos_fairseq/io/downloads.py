@@ -152,18 +152,17 @@ def find_local(sources: list[RemoteFile], folder: Path, hashes: Hashes) -> dict[
             missing.append(f"  {source}")
             continue
         path = found[source.name] = paths[0]
-        size = path.stat().st_size
-        if source.size is not None and size != source.size:
-            raise UserError(f"{path} has {size:,} bytes, {source.size:,} expected: replace it")
-        if wrong := wrong_hash(source, path, hashes):
+        if wrong := difference(source, path, hashes):
             raise UserError(f"{path} has {wrong}: replace it")
     if missing:
         raise UserError("\n".join([f"{folder} lacks files; put there:", *missing]))
     return found
 
 
-def wrong_hash(source: RemoteFile, path: Path, hashes: Hashes) -> str:
-    """Describe the first published hash that a file does not have; "" where it has them all."""
+def difference(source: RemoteFile, path: Path, hashes: Hashes) -> str:
+    """Describe the published size or hash that a file does not have; "" where it has them all."""
+    if source.size is not None and (size := path.stat().st_size) != source.size:
+        return f"{size:,} bytes, {source.size:,} expected"
     for algorithm, expected in (("md5", source.md5), ("sha256", source.sha256)):
         if expected and (found := hashes.of_file(path, algorithm)) != expected:
             return f"{algorithm} {found}, {expected} expected"
@@ -175,9 +174,7 @@ def is_complete(source: RemoteFile, folder: Path, hashes: Hashes) -> bool:
     path, pinned = folder / source.filename, read_pin(source, folder)
     if not path.is_file() or not (source.md5 or source.sha256 or pinned):
         return False
-    if source.size is not None and path.stat().st_size != source.size:
-        return False
-    return not wrong_hash(source, path, hashes) and pinned in (None, hashes.of_file(path))
+    return not difference(source, path, hashes) and pinned in (None, hashes.of_file(path))
 
 
 def pin_path(source: RemoteFile, folder: Path) -> Path:
@@ -365,12 +362,10 @@ class Transfer:
 
     def wrong(self) -> str:
         """Describe what is wrong with the whole part; "" if it is the file."""
-        size, source = self.offset(), self.source
-        if source.size is not None and size != source.size:
-            return f"{size:,} bytes, {source.size:,} expected"
-        if source.sha256 or source.md5:
-            other = wrong_hash(source, self.partial, self.hashes)
-            return f"a file with {other}" if other else ""
+        source = self.source
+        other = difference(source, self.partial, self.hashes)
+        if other or source.sha256 or source.md5:
+            return other
         damage = damage_of(self.partial, self.target.name)
         if damage:
             return f"an archive that is truncated or damaged ({damage})"

@@ -7,7 +7,8 @@ import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -93,36 +94,29 @@ def read_lines(
     """
     if on_bad_line not in ON_BAD_LINE:
         raise UserError(f"on_bad_line must be fail or drop, got {on_bad_line!r}")
-    with open_binary(path) as file:
-        yield from _decoded(file, path, on_bad_line, counts, longest)
-
-
-def lines_of(path: Path | None) -> Iterator[str]:
-    r"""Stream the lines of a file, or of standard input, without their ends (`\n`, `\r\n`); they must be UTF-8."""
-    if path is None or str(path) == "-":
-        if sys.stdin.isatty():
-            hush()
-        yield from _decoded(sys.stdin.buffer, "standard input")
-    elif is_stream(path):
-        with path.open("rb") as file:  # read once, to its end or the first bad line
-            yield from _decoded(file, path)
-    else:
-        yield from read_lines(path)
-
-
-def _decoded(
-    file: BinaryIO,
-    path: str | Path,
-    on_bad_line: str = "fail",
-    counts: MutableMapping[str, int] | None = None,
-    longest: int = LONGEST_LINE,
-) -> Iterator[str]:
-    """Yield the lines of a file that is open, as `read_lines` does; `path` is what errors call it."""
-    for number, raw in enumerate(_raw_lines(file, longest), start=1):
+    for number, raw in enumerate(raw_lines(path, longest), start=1):
         count_line(counts, "lines")
         line = decode(path, number, raw, longest, on_bad_line, counts)
         if line is not None:
             yield line
+
+
+def lines_of(path: Path | None) -> Iterator[str]:
+    r"""Stream the lines of a file, or of standard input, without their ends (`\n`, `\r\n`); they must be UTF-8."""
+    if path is not None and str(path) != "-" and not is_stream(path):
+        yield from read_lines(path)
+        return
+    stream: AbstractContextManager[BinaryIO]
+    if path is None or str(path) == "-":
+        if sys.stdin.isatty():
+            hush()
+        path, stream = Path("standard input"), nullcontext(sys.stdin.buffer)
+    else:
+        stream = path.open("rb")  # read once, to its end or the first bad line
+    with stream as file:
+        for number, raw in enumerate(_raw_lines(file, LONGEST_LINE), start=1):
+            if (line := decode(path, number, raw, LONGEST_LINE, "fail")) is not None:
+                yield line
 
 
 class Part(NamedTuple):
@@ -179,6 +173,19 @@ def cut_at_character(raw: bytes) -> tuple[bytes, bytes]:
         if error.end == len(raw) and error.reason == "unexpected end of data":
             return raw[: error.start], raw[error.start :]
     return raw, b""
+
+
+def plain_lines(*paths: Path) -> Iterator[bytes]:
+    """Stream the lines of files that are not compressed, one file after another, with their ends."""
+    for path in paths:
+        with path.open("rb") as file:
+            yield from file
+
+
+def in_blocks(lines: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """Join lines, `size` at a time."""
+    while block := b"".join(islice(lines, size)):
+        yield block
 
 
 def count_lines(path: str | Path) -> int:

@@ -92,14 +92,14 @@ def save(state: Any, path: Path) -> None:
         torch.save(state, file)
 
 
-def read_checkpoint(path: str | Path, error: type[UserError] = UserError, mapped: bool = False) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
     """Return a checkpoint of fairseq's, whose parts have the types that `check_checkpoint` names.
 
     Raises:
-        UserError: it is truncated, holds code, or is something else; of the class `error`.
+        UserError: it is truncated, holds code, or is something else.
     """
-    with reading(path, "a checkpoint", error=error):
-        return check_checkpoint(load(path, error=error, mapped=mapped), path, error)
+    with reading(path, "a checkpoint"):
+        return check_checkpoint(load(path, mapped=mapped), path)
 
 
 def check_checkpoint(state: Any, path: str | Path, error: type[UserError] = UserError) -> dict[str, Any]:
@@ -208,12 +208,12 @@ LARGEST = 1e15  # a weight, whose products with activations are then finite
 UNFILLED = "_float_tensor"  # a buffer of fairseq's adaptive inputs and softmax: a number of memory that nothing fills
 
 
-def check_finite(tensors: Mapping[str, Tensor], path: str | Path, error: type[UserError] = UserError) -> None:
+def check_finite(tensors: Mapping[str, Tensor], path: str | Path) -> None:
     """Raise an error that names a tensor with values that no training leaves: the training diverged."""
     for name, value in tensors.items():
         numbers = isinstance(value, Tensor) and value.is_floating_point() and not str(name).endswith(UNFILLED)
         if numbers and not _is_finite(value):
-            raise error(
+            raise UserError(
                 f"{path} holds {name}, which is not finite (NaN, infinite, or above {LARGEST:g}: the training "
                 f"diverged, or the file was damaged): give another checkpoint"
             )
@@ -224,8 +224,9 @@ def _is_finite(value: Tensor) -> bool:
     return not value.numel() or all(abs(one.item()) <= LARGEST for one in value.aminmax())  # NaN is both then
 
 
-def read_tensors(path: str | Path, kind: str = "file of weights", error: type[UserError] = UserError) -> dict[str, Any]:
+def read_tensors(path: str | Path, error: type[UserError] = UserError) -> dict[str, Any]:
     """Return the tensors of a .safetensors file or of one of torch.save's, by name."""
+    kind = "file of weights"
     if Path(path).suffix == ".safetensors":
         from safetensors.torch import load_file
 

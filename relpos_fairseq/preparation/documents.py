@@ -290,12 +290,7 @@ class Encoded:
         self.starts = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
         self.spans = document_spans(self.sizes)
 
-    def document(self, number: int) -> list[np.ndarray]:
-        """Return the sentences of a document, each (L,) ids that end with </s>."""
-        first, last = self.spans[number]
-        return [self.ids[self.starts[i] : self.starts[i + 1]] for i in range(first, last)]
-
     def documents(self, numbers: np.ndarray) -> Iterator[list[np.ndarray]]:
-        """Yield documents by number, in the given order."""
-        for number in numbers:
-            yield self.document(int(number))
+        """Yield documents by number, in the given order: the sentences, each (L,) ids that end with </s>."""
+        for first, last in self.spans[numbers]:
+            yield [self.ids[self.starts[i] : self.starts[i + 1]] for i in range(first, last)]

@@ -4,17 +4,15 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from relpos_fairseq.io.archives import extract
 from relpos_fairseq.io.downloads import RemoteFile, fetch
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import Hashes, open_together, write_text
-from relpos_fairseq.io.lines import COMPRESSED, count_lines, raw_lines, read_lines
+from relpos_fairseq.io.lines import COMPRESSED, count_lines, in_blocks, plain_lines, raw_lines, read_lines
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.io.stages import Stage
@@ -145,12 +143,8 @@ def apply_to_files(
 
 def read_blocks(files: tuple[Path, Path]) -> Iterator[tuple[int, bytes]]:
     """Stream blocks of lines with their side: 0, the source's, and 1, the target's, in turn."""
-    with ExitStack() as stack:
-        sides = [stack.enter_context(path.open("rb")) for path in files]
-        while blocks := [block for block in (b"".join(islice(side, LINES)) for side in sides) if block]:
-            if len(blocks) != len(sides):
-                raise ValueError(f"{files[0]} and {files[1]} have different numbers of lines")
-            yield from enumerate(blocks)
+    for blocks in zip(*(in_blocks(plain_lines(path), LINES) for path in files), strict=True):
+        yield from enumerate(blocks)
 
 
 # Files of the user's own

@@ -126,10 +126,8 @@ class MlmOptions:
     )
     documents: str = option(
         "blank",
-        (
-            "what ends a document: an empty line, each line, the file; json: each line is an object with a text, "
-            "as in C4; or what the line that begins one looks like (default: %(default)s)"
-        ),
+        "what ends a document: an empty line, each line, the file; json: each line is an object with a text, "
+        "as in C4; or what the line that begins one looks like (default: %(default)s)",
         metavar="blank|line|file|json|REGEX",
     )
     sentences: str = option(
@@ -228,19 +226,15 @@ class GlueOptions:
     out: OutFolder | None = option(None, "folder to write to")
     text: OutFile | None = option(
         None,
-        (
-            "instead: write the training sentences as text for relpos prepare mlm, an example a document, a sentence "
-            "a line"
-        ),
+        "instead: write the training sentences as text for relpos prepare mlm, an example a document, a sentence "
+        "a line",
         metavar="FILE",
     )
     tasks: str | None = option(None, "separated by commas (default: those of GLUE that are there)")
     max_length: int = option(
         512,
-        (
-            "tokens of an example, special ones included; longer ones lose the end of their longer sentence, as "
-            "in BERT; 0: no limit (default: %(default)s)"
-        ),
+        "tokens of an example, special ones included; longer ones lose the end of their longer sentence, as "
+        "in BERT; 0: no limit (default: %(default)s)",
         metavar="N",
     )
     on_bad_row: str = option(

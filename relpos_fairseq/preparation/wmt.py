@@ -21,7 +21,7 @@ from typing import TypedDict
 from relpos_fairseq.io.downloads import agree
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import bytes_below, describe_size, open_together, require_space, write_json
-from relpos_fairseq.io.lines import COMPRESSED, read_lines
+from relpos_fairseq.io.lines import COMPRESSED, count_lines, read_lines
 from relpos_fairseq.io.manifests import Manifest, describe_files, labelled, versions
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.reading import read_json
@@ -307,8 +307,7 @@ class WmtPreparation(Preparation):
     def run_sample(self) -> dict:
         """Choose the pairs that subwords are learned on."""
         settings = self.settings
-        with settings.text("train")[0].open("rb") as file:
-            pairs = sum(1 for _ in file)
+        pairs = count_lines(settings.text("train")[0])
         if not pairs:
             shards = map(settings.shard_folder, range(1, settings.shards + 1))
             stamps = [read_stamp(folder / STAMPS / "clean.json") for folder in shards]

@@ -149,7 +149,7 @@ FAULTS = {
     "404": (("status", 404), DATA, "status 404"),
     "403": (("status", 403), DATA, "status 403"),
     "html": (("html",), DATA, "a web page, not"),
-    "checksum": (("ok",), DATA[::-1], "got a file with sha256"),
+    "checksum": (("ok",), DATA[::-1], "got sha256"),
     "size": (("ok",), DATA[:-1], "the server has 299,999 bytes, 300,000 expected"),
 }
 
