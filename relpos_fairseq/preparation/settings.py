@@ -167,37 +167,26 @@ class MlmSettings:
 
 
 def check_mlm(given: MlmOptions) -> MlmSettings:
-    """Raise an error for wrong values of the command line; return what follows from right ones."""
-    args = _filled(given)
-    _check_values(args)
-    sources = _sources("train", args.train) + _sources("valid", args.valid)
-    return MlmSettings(args, Reading(args.documents, args.sentences, args.on_bad_line), sources)
-
-
-def _filled(args: MlmOptions) -> MlmOptions:
-    """Return options with defaults for those that were not given; raise an error for those without effect."""
-    if args.valid and args.hold_out is not None:
+    """Raise an error for wrong values, and options without effect; return what follows from right ones."""
+    if given.valid and given.hold_out is not None:
         raise UserError("--hold-out and --valid: there is validation text: leave one out")
     defaults = {"hold_out": HOLD_OUT} | TOKENIZER_DEFAULTS
-    given = {name: getattr(args, name) for name in defaults if getattr(args, name) is not None}
-    for name in TOKENIZER_DEFAULTS:
-        if name in given and args.tokenizer_folder is not None:
-            raise UserError(
-                f"--{name.replace('_', '-')} belongs to a tokenizer that is trained: "
-                "--tokenizer-folder is taken as it is"
-            )
-    return replace(args, **(defaults | given))
-
-
-def _check_values(args: MlmOptions) -> None:
-    """Raise an error for values out of range, and options of other tokenizers."""
-    if args.hold_out is None or not 0 < args.hold_out < 1:
+    chosen = {name: getattr(given, name) for name in defaults if getattr(given, name) is not None}
+    trained = given.tokenizer_folder is None
+    if not trained and (names := [name for name in TOKENIZER_DEFAULTS if name in chosen]):
+        raise UserError(
+            f"--{names[0].replace('_', '-')} belongs to a tokenizer that is trained: "
+            "--tokenizer-folder is taken as it is"
+        )
+    args = replace(given, **(defaults | chosen))
+    if not 0 < args.hold_out < 1:
         raise UserError(f"--hold-out must be between 0 and 1 where there is no --valid, got {args.hold_out}")
-    trained = args.tokenizer_folder is None
     if args.lowercase and not (trained and args.train_tokenizer == "wordpiece"):
         raise UserError("--lowercase belongs to --train-tokenizer wordpiece, which is not trained")
     if args.character_coverage and not (trained and args.train_tokenizer == "sentencepiece"):
         raise UserError("--character-coverage belongs to --train-tokenizer sentencepiece, which is not trained")
+    sources = _sources("train", args.train) + _sources("valid", args.valid)
+    return MlmSettings(args, Reading(args.documents, args.sentences, args.on_bad_line), sources)
 
 
 def _sources(split: str, names: Sequence[str]) -> list[TextFile]:

@@ -12,6 +12,7 @@
 | binarise | `data-bin`, with one dictionary |
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -246,7 +247,8 @@ class WmtPreparation(Preparation):
         """
         settings = self.settings
         wanted = {**settings.cleaning(), "languages": [*settings.languages]}
-        total: dict[str, dict] = {"clean": {}}
+        cleaned: dict[str, Counts] = {}
+        tokens = Counter()
         inputs = describe_files(labelled(self.texts.paths(), None), self.hashes)
         for shard in range(1, settings.shards + 1):
             path = settings.shard_folder(shard) / MANIFEST
@@ -274,11 +276,9 @@ class WmtPreparation(Preparation):
             if not whole or manifest["outputs"] != describe_files(paths, self.hashes):
                 raise UserError(f"{path} is not of the files beside it: {again}")
             for name, counts in manifest["stages"].get("clean", {}).items():
-                add_counts(total["clean"].setdefault(name, {}), counts)
-            for key, number in manifest["stages"].get("tokenise", {}).items():
-                tokens = total.setdefault("tokenise", {})
-                tokens[key] = tokens.get(key, 0) + number
-        return total
+                add_counts(cleaned.setdefault(name, {}), counts)
+            tokens.update(manifest["stages"].get("tokenise", {}))
+        return {"clean": cleaned} | ({"tokenise": dict(tokens)} if tokens else {})
 
     # Stages after the shards
 
