@@ -266,20 +266,14 @@ class RawText:
             for split, names in (("valid", options.valid), ("test", settings.tests))
             for index, name in enumerate(names)
         }
-        raw = settings.out / "raw"
-        training = [
-            Text(corpus.name, tuple(self.member(raw, corpus, language) for language in settings.languages))
-            for corpus in self.corpora
-        ]
+        raw, training = settings.out / "raw", []
+        for corpus in self.corpora:
+            names = (PurePosixPath(corpus.members[language]).name for language in settings.languages)
+            training.append(Text(corpus.name, tuple(raw / corpus.name / name for name in names)))
         if has_czeng:
             training += czeng(options.czeng, *settings.languages)
         held_out = {split: Text(test.name, settings.sides(raw, split)) for split, test in self.tests.items()}
         self.texts = Texts(training, held_out, {split: test.name for split, test in self.tests.items()})
-
-    @staticmethod
-    def member(raw: Path, corpus: ParallelCorpus, language: str) -> Path:
-        """Return the path to which a member of a corpus' archive is extracted."""
-        return raw / corpus.name / PurePosixPath(corpus.members[language]).name
 
     def archives(self) -> list[RemoteFile]:
         """Return the archives, each once."""
@@ -341,10 +335,9 @@ class RawText:
 
     def extract(self, archives: dict[str, Path]) -> dict:
         """Extract the members that are needed and unwrap the test sets."""
-        for corpus in self.corpora:
-            found = self.members(archives, corpus)
-            for path, language in zip(found, self.settings.languages, strict=True):
-                path.replace(self.member(self.settings.out / "raw", corpus, language))
+        for corpus, text in zip(self.corpora, self.texts.training, strict=False):  # behind them CzEng, of no archive
+            for found, path in zip(self.members(archives, corpus), text.paths, strict=True):
+                found.replace(path)
         counts = {}
         for split, test in self.tests.items():
             found = self.members(archives, test)
