@@ -351,12 +351,10 @@ def _candidates(
         (_top(one, options.n_best) + span.start, _top(other, options.n_best) + span.start)
         for span, one, other in zip(spans, starts, ends, strict=True)
     ]
-    every_first = np.unique(np.concatenate([first for first, _ in tops]))
-    every_last = np.unique(np.concatenate([last for _, last in tops]))
-    pairs = [(first, last) for first, last in tops]
     if len(spans) > 1:
-        pairs.append((every_first, every_last))
-    for firsts, lasts in pairs:
+        every_first, every_last = map(np.concatenate, zip(*tops, strict=True))
+        tops.append((np.unique(every_first), np.unique(every_last)))
+    for firsts, lasts in tops:
         for first in map(int, firsts):
             for last in map(int, lasts):
                 short = first <= last < first + options.max_answer_length

@@ -24,16 +24,6 @@ logger = logging.getLogger(__name__)
 BAD_ANSWER = ("drop", "keep", "fail")
 _NAMED = 5  # how many ids a message names
 _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "": False, "none": False}
-# What a file has that SQuAD's own have not, and what it is taken for.
-_IDS = "ids that are numbers: taken as their digits"
-_OFFSETS = (
-    "questions with an answer_start that is no whole number of JSON: taken as the number that it says, or as unknown"
-)
-_MARKS = "questions whose is_impossible is neither true nor false: taken as what it says"
-_ANSWERED = "questions with answers that are marked is_impossible: taken as answerable, as the official script does"
-_UNMARKED = (
-    "questions without an answer that are not marked is_impossible: taken as unanswerable, as the official script does"
-)
 # TyDiQA's ids begin with the name of the language.
 _TYDI_CODES = dict(
     pair.split(":")
@@ -149,14 +139,14 @@ def _read(path: Path) -> tuple[Squad, dict[str, list[str]]]:
 
 
 def _mended(entry: _Entry, path: Path) -> Iterator[str]:
-    """Give a question's id, offsets and flag their types, and yield what was otherwise.
+    """Give a question's id, offsets and flag their types, and yield what it has that SQuAD's own have not.
 
     Raises:
         UserError: it has neither answers nor a flag.
     """
     if not isinstance(name := entry["id"], str):
         entry["id"] = str(int(name)) if name == int(name) else str(name)
-        yield _IDS
+        yield "ids that are numbers: taken as their digits"
     said = entry.get("is_impossible")
     flag = said if isinstance(said, bool) or said is None else _FLAGS.get(str(_whole(said, said)).strip().lower())
     if flag is None and said is not None:
@@ -173,13 +163,19 @@ def _mended(entry: _Entry, path: Path) -> Iterator[str]:
     if "is_impossible" in entry or not answers:
         entry["is_impossible"] = not answers
     if not all(isinstance(start, int) for start in starts):
-        yield _OFFSETS
+        yield (
+            "questions with an answer_start that is no whole number of JSON: taken as the number that it says, or as "
+            "unknown"
+        )
     if not isinstance(said, bool | None):
-        yield _MARKS
+        yield "questions whose is_impossible is neither true nor false: taken as what it says"
     if flag and answers:
-        yield _ANSWERED
+        yield ("questions with answers that are marked is_impossible: taken as answerable, as the official script does")
     if not flag and not answers:
-        yield _UNMARKED
+        yield (
+            "questions without an answer that are not marked is_impossible: taken as unanswerable, as the official "
+            "script does"
+        )
 
 
 def _whole(value: object, otherwise: Any) -> Any:

@@ -56,22 +56,14 @@ def run_command(main: Callable[[Sequence[str] | None], object], argv=None, inter
         return fail(describe_encoding(error))
     except ValueError as error:
         return fail(str(error))
-    except Terminated:
+    except KeyboardInterrupt as error:
         print(interrupted, file=sys.stderr, flush=True)
-        return 128 + signal.SIGTERM
-    except KeyboardInterrupt:
-        print(interrupted, file=sys.stderr, flush=True)
-        return 128 + signal.SIGINT
+        return 128 + (signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
     except BrokenPipeError:  # `... | head`: nobody reads on; Python must not flush at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except ModuleNotFoundError as error:
-        message = describe_missing(error)
-        if message is None:
-            raise
-        return fail(message)
-    except OSError as error:
-        message = describe_os_error(error)
+    except (ModuleNotFoundError, OSError) as error:
+        message = describe_os_error(error) if isinstance(error, OSError) else describe_missing(error)
         if message is None:
             raise
         return fail(message)

@@ -6,12 +6,11 @@ that this program wrote is continued, and a result counts if its archive's end, 
 Retries of a request are urllib3's; the library does not resume a body that breaks off, so `Transfer` does.
 """
 
-import hashlib
+import dataclasses
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, TypedDict
 from relpos_fairseq.io.archives import damage_of
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import (
-    BLOCK,
     Hashes,
     describe_size,
     named_on_disk_full,
@@ -30,8 +28,7 @@ from relpos_fairseq.io.files import (
     write_json,
     write_text,
 )
-from relpos_fairseq.io.progress import progress as progress_of
-from relpos_fairseq.io.progress import say
+from relpos_fairseq.io.progress import progress, say
 from relpos_fairseq.io.reading import read_json
 
 if TYPE_CHECKING:
@@ -70,12 +67,11 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Network:
-    """How downloads deal with servers, and to whom they report."""
+    """How downloads deal with servers, and what counts their bytes."""
 
     attempts: int = 5  # how often a broken connection is resumed without a byte of progress in between
     backoff: float = 0.5  # seconds before the first repetition; each later one waits twice as long
     timeout: float = 60.0  # seconds without a byte after which a connection counts as broken
-    log: Callable[[str], object] = lambda line: None
     count: Callable[[int], object] = lambda size: None  # called with the bytes of every block
 
 
@@ -85,7 +81,6 @@ def fetch(
     *,
     workers: int = 4,
     from_dir: str | Path | None = None,
-    progress: bool = True,
     hashes: Hashes | None = None,
     **network: float,
 ) -> dict[str, Path]:
@@ -97,7 +92,6 @@ def fetch(
         workers: How many downloads run at a time.
         from_dir: A folder that has the files already, at any depth; nothing is downloaded then, and
             the paths returned are those in it.
-        progress: Whether to show it.
         hashes: Hashes of files that were read before.
         **network: attempts, backoff and timeout of `Network`.
 
@@ -110,13 +104,11 @@ def fetch(
     """
     sources = list(sources)
     folder, hashes = Path(folder), hashes or Hashes()
-    if workers < 1:
-        raise UserError(f"workers must be >= 1, got {workers}")
     if from_dir is not None:
         return find_local(sources, Path(from_dir), hashes)
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [source for source in sources if not is_complete(source, folder, hashes)]
-    if wanted and (errors := run_transfers(wanted, folder, workers, progress, hashes, network)):
+    if wanted and (errors := run_transfers(wanted, folder, workers, hashes, network)):
         raise UserError(explain_failures(wanted, errors))
     return {source.name: folder / source.filename for source in sources}
 
@@ -153,8 +145,6 @@ def agree(sources: Iterable[RemoteFile], folder: str | Path, yes: bool, hashes: 
 
 def find_local(sources: list[RemoteFile], folder: Path, hashes: Hashes) -> dict[str, Path]:
     """Find files in the user's folder and check them; missing or wrong ones are an error."""
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder")
     found, missing = {}, []
     for source in sources:
         paths = sorted(folder.rglob(source.filename), key=lambda path: (len(path.parts), path))
@@ -162,18 +152,17 @@ def find_local(sources: list[RemoteFile], folder: Path, hashes: Hashes) -> dict[
             missing.append(f"  {source}")
             continue
         path = found[source.name] = paths[0]
-        size = path.stat().st_size
-        if source.size is not None and size != source.size:
-            raise UserError(f"{path} has {size:,} bytes, {source.size:,} expected: replace it")
-        if wrong := wrong_hash(source, path, hashes):
+        if wrong := difference(source, path, hashes):
             raise UserError(f"{path} has {wrong}: replace it")
     if missing:
         raise UserError("\n".join([f"{folder} lacks files; put there:", *missing]))
     return found
 
 
-def wrong_hash(source: RemoteFile, path: Path, hashes: Hashes) -> str:
-    """Describe the first published hash that a file does not have; "" where it has them all."""
+def difference(source: RemoteFile, path: Path, hashes: Hashes) -> str:
+    """Describe the published size or hash that a file does not have; "" where it has them all."""
+    if source.size is not None and (size := path.stat().st_size) != source.size:
+        return f"{size:,} bytes, {source.size:,} expected"
     for algorithm, expected in (("md5", source.md5), ("sha256", source.sha256)):
         if expected and (found := hashes.of_file(path, algorithm)) != expected:
             return f"{algorithm} {found}, {expected} expected"
@@ -185,9 +174,7 @@ def is_complete(source: RemoteFile, folder: Path, hashes: Hashes) -> bool:
     path, pinned = folder / source.filename, read_pin(source, folder)
     if not path.is_file() or not (source.md5 or source.sha256 or pinned):
         return False
-    if source.size is not None and path.stat().st_size != source.size:
-        return False
-    return not wrong_hash(source, path, hashes) and pinned in (None, hashes.of_file(path))
+    return not difference(source, path, hashes) and pinned in (None, hashes.of_file(path))
 
 
 def pin_path(source: RemoteFile, folder: Path) -> Path:
@@ -203,22 +190,19 @@ def read_pin(source: RemoteFile, folder: Path) -> str | None:
 
 
 def run_transfers(
-    sources: list[RemoteFile], folder: Path, workers: int, progress: bool, hashes: Hashes, options: dict
+    sources: list[RemoteFile], folder: Path, workers: int, hashes: Hashes, options: dict
 ) -> dict[str, list[str]]:
     """Run transfers side by side; return the failed sources' reasons, one a mirror.
 
     The pool's threads are daemons: a Ctrl-C in the main thread ends the program at once, whatever a
     server is doing; the `.partial` files are then resumed by the next run.
     """
-    stop, network = threading.Event(), Network(**options)
-    bar: AbstractContextManager = nullcontext()
-    if progress:
-        names = ", ".join(f"{source.name} ({describe_size(source.size)})" for source in sources)
-        print(f"downloading {names} to {folder}", flush=True)
-        sizes = [source.size for source in sources if source.size is not None]
-        total = sum(sizes) if len(sizes) == len(sources) else None
-        bar = counter = progress_of(total=total, description="download", unit="B")
-        network = Network(**options, log=say, count=counter.update)
+    stop = threading.Event()
+    names = ", ".join(f"{source.name} ({describe_size(source.size)})" for source in sources)
+    print(f"downloading {names} to {folder}", flush=True)
+    sizes = [source.size for source in sources if source.size is not None]
+    bar = progress(total=sum(sizes) if len(sizes) == len(sources) else None, description="download", unit="B")
+    network = Network(**options, count=bar.update)
 
     def work(source: RemoteFile) -> tuple[str, list[str]]:
         return source.name, [] if stop.is_set() else download_from_mirrors(source, folder, stop, hashes, network)
@@ -238,27 +222,21 @@ def download_from_mirrors(
     A file whose hash is wrong is not tried again in full at the same mirror, unless it was pieced
     together from an earlier run's part.
     """
-    target, pinned = folder / source.filename, read_pin(source, folder)
-    expected = source.sha256 or pinned
+    pinned = read_pin(source, folder)
+    wanted = dataclasses.replace(source, sha256=source.sha256 or pinned)
     reasons: list[str] = []
     for url in source.urls:
         try:
-            known = bool(expected or source.md5)
-            digest = Transfer(url, target, source.size, expected, stop, network, whole_if_ended=known).run()
-            if source.md5 and (wrong := wrong_hash(source, target, hashes)):
-                target.unlink()
-                raise TransferError(f"got a file with {wrong}")
+            digest = Transfer(url, wanted, folder / source.filename, stop, hashes, network).run()
         except Stopped:
             return [*reasons, "stopped"]
         except TransferError as error:
             reasons.append(f"{url}: {error}")
             if url != source.urls[-1]:
-                network.log(f"  {source.filename}: {reasons[-1]}; asking the next address")
+                say(f"  {source.filename}: {reasons[-1]}; asking the next address")
             continue
-        if not source.md5:
-            hashes.note(target, digest)
-            if expected is None:
-                write_text(pin_path(source, folder), f"{digest}  {source.filename}\n", renews=True)
+        if not (wanted.sha256 or wanted.md5):
+            write_text(pin_path(source, folder), f"{digest}  {source.filename}\n", renews=True)
         return []
     if pinned and any("sha256" in reason for reason in reasons):
         pin = pin_path(source, folder)
@@ -300,36 +278,22 @@ class Stopped(Exception):
     """The program is ending."""
 
 
+@dataclass
 class Transfer:
-    """Downloads one file from one address, resuming an unfinished part.
+    """Downloads one file from one address, resuming an unfinished part."""
 
-    Args:
-        url: The address.
-        target: The file; while unfinished it is `NAME.partial`.
-        size: Its bytes, if known.
-        sha256: Its hash, if known.
-        stop: Ends the transfer when set.
-        network: How to deal with the server.
-        whole_if_ended: Whether a body without a length is whole where it ends, as a hash is compared afterwards.
-    """
+    url: str
+    source: RemoteFile
+    target: Path  # the file; while unfinished it is `NAME.partial`
+    stop: threading.Event  # ends the transfer when set
+    hashes: Hashes
+    network: Network
+    length_told: bool = False  # whether the server said where the body ends
+    counted: bool = False  # whether the progress has been told of an earlier run's bytes
 
-    def __init__(
-        self,
-        url: str,
-        target: Path,
-        size: int | None,
-        sha256: str | None,
-        stop: threading.Event,
-        network: Network,
-        whole_if_ended: bool,
-    ) -> None:
-        self.url, self.target, self.size, self.sha256 = url, target, size, sha256
-        self.stop, self.network, self.trusted = stop, network, whole_if_ended
-        self.length_told = False  # whether the server said where the body ends
-        self.counted = False  # whether the progress has been told of an earlier run's bytes
-        self.partial = target.with_name(target.name + ".partial")
-        self.state = target.with_name(target.name + ".partial.json")  # whose part it is
-        self.digest = hashlib.sha256()
+    def __post_init__(self) -> None:
+        self.partial = self.target.with_name(f"{self.target.name}.partial")
+        self.state = self.target.with_name(f"{self.target.name}.partial.json")  # whose part it is
 
     def run(self) -> str:
         """Download the file; return its SHA-256.
@@ -346,10 +310,12 @@ class Transfer:
                 raise
             self.get_all()  # an old part may have been another file's beginning
         sync(self.partial)
+        digest = self.hashes.of_file(self.partial)
         replace(self.partial, self.target)
+        self.hashes.note(self.target, digest)
         self.state.unlink(missing_ok=True)
         sync(self.target.parent)
-        return self.digest.hexdigest()
+        return digest
 
     def offset(self) -> int:
         """Return the bytes of the unfinished part."""
@@ -384,29 +350,26 @@ class Transfer:
                     offset = self.offset()
                     failures = 0 if offset > furthest else failures + 1
                     furthest = max(furthest, offset)
-                    self.network.log(f"  {self.target.name}: {error}; continuing after {offset:,} bytes")
+                    say(f"  {self.target.name}: {error}; continuing after {offset:,} bytes")
                     if failures >= self.network.attempts:
                         got = f"after {offset:,} bytes, {failures} times without progress"
                         raise TransferError(f"the connection breaks {got} ({error})") from error
                     if self.stop.wait(backoff * 2**failures):
                         raise Stopped from None
-        size, found, wrong = self.offset(), self.digest.hexdigest(), ""
-        if self.size is not None and size != self.size:
-            wrong = f"{size:,} bytes, {self.size:,} expected"
-        elif self.sha256 is not None and found != self.sha256:
-            wrong = f"a file with sha256 {found}, {self.sha256} expected"
-        elif not self.trusted:
-            wrong = self.incomplete()
-        if wrong:
+        if wrong := self.wrong():
             self.discard()
             raise TransferError(f"got {wrong}")
 
-    def incomplete(self) -> str:
-        """Describe what is missing in a file whose hash nobody has published; "" if it is whole."""
+    def wrong(self) -> str:
+        """Describe what is wrong with the whole part; "" if it is the file."""
+        source = self.source
+        other = difference(source, self.partial, self.hashes)
+        if other or source.sha256 or source.md5:
+            return other
         damage = damage_of(self.partial, self.target.name)
         if damage:
             return f"an archive that is truncated or damaged ({damage})"
-        if damage is None and self.size is None and not self.length_told:
+        if damage is None and source.size is None and not self.length_told:
             return "a file of a length that the server does not tell, so that it may have been cut"
         return ""
 
@@ -416,9 +379,9 @@ class Transfer:
 
         offset, headers, timeout = self.offset(), dict(HEADERS), self.network.timeout
         state = read_json(self.state, State, {}, "delete it")
-        same = offset and state.get("url") == self.url and (self.sha256 or state.get("file") == self.identity())
+        same = offset and state.get("url") == self.url and (self.source.sha256 or state.get("file") == self.identity())
         validator = state.get("etag") or state.get("modified") if same else None
-        if offset and (validator or self.sha256):  # with a hash any mirror may finish the file
+        if offset and (validator or self.source.sha256):  # with a hash any mirror may finish the file
             headers["Range"] = f"bytes={offset}-"
             if validator:
                 headers["If-Range"] = validator
@@ -441,7 +404,7 @@ class Transfer:
             if not total or int(total[1]) != offset:
                 self.discard()
                 raise Broken("the file has changed on the server")
-            self.digest, self.length_told = self.digest_of_part(offset), True
+            self.length_told = True
 
     def read_headers(self, response: "requests.Response", offset: int) -> tuple[int, int | None]:
         """Return where the body starts in the file, and the file's size if the server tells it."""
@@ -456,8 +419,8 @@ class Transfer:
         elif status != 200:
             raise TransferError(f"status {status} {response.reason}")
         total = start + int(length) if length and length.isdigit() else None
-        if self.size is not None and total is not None and total != self.size:
-            raise TransferError(f"the server has {total:,} bytes, {self.size:,} expected")
+        if total is not None and self.source.size not in (None, total):
+            raise TransferError(f"the server has {total:,} bytes, {self.source.size:,} expected")
         if start == 0:
             self.partial.unlink(missing_ok=True)
             self.partial.touch()
@@ -469,10 +432,9 @@ class Transfer:
         return start, total
 
     def write(self, response: "requests.Response", start: int, total: int | None) -> None:
-        """Append the body to the part, and hash it on the way."""
+        """Append the body to the part."""
         if total is not None:
             require_space(self.target.parent, total - start)
-        self.digest = self.digest_of_part(start)
         if start and not self.counted:
             self.network.count(start)
         self.counted = True
@@ -487,20 +449,10 @@ class Transfer:
                     raise TransferError("the server answers with a web page, not with the file")
                 file.write(block)
                 file.flush()
-                self.digest.update(block)
                 offset += len(block)
                 self.network.count(len(block))
         if total is not None and offset < total:
             raise Broken(f"{total - offset:,} bytes are missing")
-
-    def digest_of_part(self, size: int):
-        """Return the running hash of the unfinished part, which has `size` bytes."""
-        digest = hashlib.sha256()
-        if size:
-            with self.partial.open("rb") as file:
-                while block := file.read(BLOCK):
-                    digest.update(block)
-        return digest
 
 
 def next_block(blocks: Iterator[bytes]) -> bytes | None:

@@ -54,16 +54,39 @@ def atomic_path(path: str | Path, renews: bool = False) -> Iterator[Path]:
     path = Path(os.path.realpath(path))
     if path.is_dir():
         raise UserError(f"{path} is a folder, and a file would take its place: name another")
+    with _taking_place(path, renews) as temporary:
+        yield temporary
+
+
+@contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """Yield an empty temporary folder; if the `with` block succeeds, it replaces `path`.
+
+    The temporary name is unique to this process: a child that outlives a killed parent writes
+    into a folder that nobody reads. What killed processes left beside it goes.
+
+    Raises:
+        UserError: `path` is a folder that holds a file of others, and stays as it was: see `replace`.
+    """
+    with _taking_place(Path(os.path.realpath(path))) as temporary:
+        temporary.mkdir()
+        yield temporary
+
+
+@contextmanager
+def _taking_place(path: Path, renews: bool = False) -> Iterator[Path]:
+    """Yield a temporary path; if the `with` block succeeds, what is there then replaces `path`, else it is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)
     temporary = temporary_path(path)
     try:
         with named_on_disk_full(path):
             yield temporary
-            sync(temporary)
+            for file in files_below(temporary) if temporary.is_dir() else [temporary]:
+                sync(file)
             replace(temporary, path, renews)
     except BaseException:
-        remove(temporary)
+        _remove_quietly(temporary)
         raise
     sync(path.parent)
 
@@ -90,33 +113,6 @@ def named_on_disk_full(path: Path) -> Iterator[None]:
         full = shutil.disk_usage(path.parent).free < BLOCK
         number = errno.ENOSPC if full else errno.EIO
         raise OSError(number, os.strerror(number), str(path)) from error
-
-
-@contextmanager
-def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """Yield an empty temporary folder; if the `with` block succeeds, it replaces `path`.
-
-    The temporary name is unique to this process: a child that outlives a killed parent writes
-    into a folder that nobody reads. What killed processes left beside it goes.
-
-    Raises:
-        UserError: `path` is a folder that holds a file of others, and stays as it was: see `replace`.
-    """
-    path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(path)
-    temporary = temporary_path(path)
-    temporary.mkdir()
-    try:
-        with named_on_disk_full(path):
-            yield temporary
-            for file in files_below(temporary):
-                sync(file)
-            replace(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    sync(path.parent)
 
 
 def temporary_path(path: Path) -> Path:

@@ -8,6 +8,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -172,6 +173,19 @@ def cut_at_character(raw: bytes) -> tuple[bytes, bytes]:
         if error.end == len(raw) and error.reason == "unexpected end of data":
             return raw[: error.start], raw[error.start :]
     return raw, b""
+
+
+def plain_lines(*paths: Path) -> Iterator[bytes]:
+    """Stream the lines of files that are not compressed, one file after another, with their ends."""
+    for path in paths:
+        with path.open("rb") as file:
+            yield from file
+
+
+def in_blocks(lines: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """Join lines, `size` at a time."""
+    while block := b"".join(islice(lines, size)):
+        yield block
 
 
 def count_lines(path: str | Path) -> int:

@@ -10,9 +10,8 @@ No code that a file names is run. Nothing else of this package loads tensors (te
 from __future__ import annotations
 
 import argparse
-import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
@@ -92,14 +91,14 @@ def save(state: Any, path: Path) -> None:
         torch.save(state, file)
 
 
-def read_checkpoint(path: str | Path, error: type[UserError] = UserError, mapped: bool = False) -> dict[str, Any]:
+def read_checkpoint(path: str | Path, mapped: bool = False) -> dict[str, Any]:
     """Return a checkpoint of fairseq's, whose parts have the types that `check_checkpoint` names.
 
     Raises:
-        UserError: it is truncated, holds code, or is something else; of the class `error`.
+        UserError: it is truncated, holds code, or is something else.
     """
-    with reading(path, "a checkpoint", error=error):
-        return check_checkpoint(load(path, error=error, mapped=mapped), path, error)
+    with reading(path, "a checkpoint"):
+        return check_checkpoint(load(path, mapped=mapped), path)
 
 
 def check_checkpoint(state: Any, path: str | Path, error: type[UserError] = UserError) -> dict[str, Any]:
@@ -113,8 +112,7 @@ def check_checkpoint(state: Any, path: str | Path, error: type[UserError] = User
     if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
         raise error(f"{path} is no fairseq checkpoint: it holds no model")
     check_tensors(state["model"], path, error)
-    wrong = next((one for one in (*_of_options(state), *_of_training(state))), None)
-    if wrong is not None:
+    if (wrong := next(_of_parts(state), None)) is not None:
         raise error(f"{path} is no whole checkpoint: {wrong}; copy it again or give another")
     return state
 
@@ -141,61 +139,65 @@ def _of_model(model: Mapping[Any, Any]) -> Iterator[str]:
             yield f"{name} is a tensor of {value.dtype}, and must be one of floating-point numbers"
 
 
-def _of_options(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with options; a config of omegaconf is a Mapping in all that is asked here."""
-    for name, kinds in (("cfg", Mapping), ("args", argparse.Namespace)):
-        value = state.get(name)
-        if value is not None and not isinstance(value, (kinds, _configs())):
-            yield f"{name} is {_said(value)}, and must be options by name"
-    cfg = state.get("cfg")
-    for name in ("model", "task", "criterion"):
-        part = cfg.get(name) if isinstance(cfg, Mapping) else None
-        if part is not None and not isinstance(part, (Mapping, argparse.Namespace, _configs())):
-            yield f"cfg/{name} is {_said(part)}, and must be options by name"
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) < 2**63
 
 
-def _configs() -> tuple[type, ...]:
-    omegaconf = sys.modules.get("omegaconf")
-    return () if omegaconf is None else (omegaconf.DictConfig,)
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
+    return value is None or (number and not isinstance(value, bool))
 
 
-def _of_training(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the parts that a training goes on from."""
-    for name, kind, what in (
-        ("extra_state", Mapping, "a dict"),
-        ("task_state", Mapping, "a dict"),
-        ("optimizer_history", list, "a list of dicts"),
-        ("last_optimizer_state", Mapping, "a dict"),
-        ("conversion", Mapping, "a dict"),  # the record of `relpos convert`
-    ):
-        value = state.get(name)
-        if value is not None and not isinstance(value, kind):
-            yield f"{name} is {_said(value)}, and must be {what}"
-    history = state.get("optimizer_history")
-    if isinstance(history, list):
-        if not history or not all(isinstance(one, Mapping) for one in history):
-            yield f"optimizer_history is {_said(history)}, and must be a list of dicts"
+def _is_history(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and value != [] and all(isinstance(one, Mapping) for one in value))
+
+
+def _is_config(value: Any) -> bool:
+    return _is(Mapping, argparse.Namespace)(value) and not isinstance(value, dict)
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: value is None or isinstance(value, kinds)
+
+
+# Options, and the parts that a training goes on from: what each is if it is there; what holds a part stands before it.
+# A config of omegaconf is a Mapping.
+PARTS = {
+    "cfg": (_is(Mapping), "options by name"),
+    "args": (_is_config, "options by name"),
+    **dict.fromkeys(("cfg/model", "cfg/task", "cfg/criterion"), (_is(Mapping, argparse.Namespace), "options by name")),
+    **dict.fromkeys(("extra_state", "task_state", "last_optimizer_state"), (_is(Mapping), "a dict")),
+    "conversion": (_is(Mapping), "a dict"),  # the record of `relpos convert`
+    "optimizer_history": (_is_history, "a list of dicts"),
+    "optimizer_history/-1/num_updates": (_is_count, "a whole number"),
+    "extra_state/train_iterator": (_is(Mapping), "a dict"),
+    "extra_state/train_iterator/epoch": (_is_count, "a whole number"),
+    "extra_state/train_iterator/iterations_in_epoch": (_is_count, "a whole number"),
+    "extra_state/train_iterator/len": (_is_count, "a whole number"),
+    "extra_state/patience_runs": (_is_count, "a whole number"),
+    "extra_state/best": (_is_number, "a number"),
+    "extra_state/patience_best": (_is_number, "a number"),
+    "extra_state/val_loss": (_is_number, "a number"),
+    "extra_state/previous_training_time": (_is_number, "a number"),
+}
+_ABSENT = object()
+
+
+def _of_parts(state: Mapping[str, Any]) -> Iterator[str]:
+    for place, (is_right, what) in PARTS.items():
+        value = _at(state, place)
+        if value is not _ABSENT and not is_right(value):
+            yield f"{place} is {_said(value)}, and must be {what}"
+
+
+def _at(value: Any, place: str) -> Any:
+    """Return a part of a checkpoint, by the names that lead to it; `_ABSENT` if it is not there."""
+    for name in place.split("/"):
+        if isinstance(value, list):
+            value = value[int(name)]
         else:
-            yield from _counts("optimizer_history/-1", history[-1], ("num_updates",))
-    extra = state.get("extra_state")
-    if isinstance(extra, Mapping):
-        iterator = extra.get("train_iterator")
-        if iterator is not None and not isinstance(iterator, Mapping):
-            yield f"extra_state/train_iterator is {_said(iterator)}, and must be a dict"
-        yield from _counts("extra_state/train_iterator", iterator or {}, ("epoch", "iterations_in_epoch", "len"))
-        yield from _counts("extra_state", extra, ("patience_runs",))
-        for name in ("best", "patience_best", "val_loss", "previous_training_time"):
-            value = extra.get(name)
-            number = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
-            if value is not None and (isinstance(value, bool) or not number):
-                yield f"extra_state/{name} is {_said(value)}, and must be a number"
-
-
-def _counts(place: str, part: Any, names: tuple[str, ...]) -> Iterator[str]:
-    for name in names if isinstance(part, Mapping) else ():
-        value = part.get(name, 0)
-        if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 2**63:
-            yield f"{place}/{name} is {_said(value)}, and must be a whole number"
+            value = value.get(name, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+    return value
 
 
 def _said(value: Any) -> str:
@@ -208,12 +210,12 @@ LARGEST = 1e15  # a weight, whose products with activations are then finite
 UNFILLED = "_float_tensor"  # a buffer of fairseq's adaptive inputs and softmax: a number of memory that nothing fills
 
 
-def check_finite(tensors: Mapping[str, Tensor], path: str | Path, error: type[UserError] = UserError) -> None:
+def check_finite(tensors: Mapping[str, Tensor], path: str | Path) -> None:
     """Raise an error that names a tensor with values that no training leaves: the training diverged."""
     for name, value in tensors.items():
         numbers = isinstance(value, Tensor) and value.is_floating_point() and not str(name).endswith(UNFILLED)
         if numbers and not _is_finite(value):
-            raise error(
+            raise UserError(
                 f"{path} holds {name}, which is not finite (NaN, infinite, or above {LARGEST:g}: the training "
                 f"diverged, or the file was damaged): give another checkpoint"
             )
@@ -224,8 +226,9 @@ def _is_finite(value: Tensor) -> bool:
     return not value.numel() or all(abs(one.item()) <= LARGEST for one in value.aminmax())  # NaN is both then
 
 
-def read_tensors(path: str | Path, kind: str = "file of weights", error: type[UserError] = UserError) -> dict[str, Any]:
+def read_tensors(path: str | Path, error: type[UserError] = UserError) -> dict[str, Any]:
     """Return the tensors of a .safetensors file or of one of torch.save's, by name."""
+    kind = "file of weights"
     if Path(path).suffix == ".safetensors":
         from safetensors.torch import load_file
 

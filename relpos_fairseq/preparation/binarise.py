@@ -5,7 +5,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from relpos_fairseq.io.files import atomic_folder, atomic_path, copy_file
 from relpos_fairseq.io.indexed import read_indexed, write_index
+from relpos_fairseq.io.lines import in_blocks, plain_lines
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.text.dictionary import EOS, NSPECIAL, UNK, choose_symbols, ids_of, read_dictionary, write_dictionary
@@ -39,7 +39,7 @@ def count_dictionary(paths: tuple[Path, Path], kind: str, dictionary: Path, work
     """
     counts: Counter[str] = Counter()
     with progress(description="count units", unit="lines") as bar:
-        for found, lines in ordered_map(_count_units, _blocks(paths), workers):
+        for found, lines in ordered_map(_count_units, in_blocks(plain_lines(*paths), LINES), workers):
             counts.update(found)
             bar.update(lines)
     counts.update(dict.fromkeys(smallest(kind, counts), 0))
@@ -77,18 +77,10 @@ def binarise_pairs(
                 unknown[split] = {}
                 for language, path in zip(languages, paths, strict=True):
                     prefix = temporary / f"{split}.{pair}.{language}"
-                    blocks = _advance(bar, ordered_map(encode, _blocks([path]), workers))
+                    blocks = _advance(bar, ordered_map(encode, in_blocks(plain_lines(path), LINES), workers))
                     write_blocks(prefix, blocks, len(kept) + NSPECIAL)
                     unknown[split][language] = count_unknown(prefix, len(kept) + NSPECIAL)
     return {"dictionary": len(kept), "unknown": unknown}
-
-
-def _blocks(paths: Iterable[Path]) -> Iterator[bytes]:
-    """Stream the lines of files, some thousand at a time."""
-    for path in paths:
-        with path.open("rb") as file:
-            while lines := list(islice(file, LINES)):
-                yield b"".join(lines)
 
 
 def _lines(block: bytes) -> list[list[str]]:

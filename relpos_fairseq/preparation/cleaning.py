@@ -20,6 +20,7 @@ import regex
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import open_together, write_json
+from relpos_fairseq.io.lines import plain_lines
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress, visible
 from relpos_fairseq.preparation.lengths import CHARACTERS, SLACK, Lengths
@@ -120,16 +121,13 @@ class Cleaned:
     pairs: int  # pairs of the chunk
 
 
+@dataclass(frozen=True)
 class Cleaner:
-    """Normalizes and filters a chunk; the result depends on the chunk alone.
+    """Normalizes and filters a chunk; the result depends on the chunk alone."""
 
-    `on_bad_line`: "drop" a pair with a line that is not UTF-8, or "fail".
-    """
-
-    def __init__(self, normalisers: tuple[Normaliser, Normaliser], filter: Filter, on_bad_line: str):
-        self.normalisers = normalisers
-        self.filter = filter
-        self.on_bad_line = on_bad_line
+    normalisers: tuple[Normaliser, Normaliser]
+    filter: Filter
+    on_bad_line: str  # "drop" a pair with a line that is not UTF-8, or "fail"
 
     def __call__(self, chunk: Chunk) -> Cleaned:
         counts: dict[str, list[int]] = {}
@@ -141,12 +139,11 @@ class Cleaner:
             reason = self.reason(raw, source, target) if valid else INVALID
             words = self.filter.lengths.counts(source, target) if valid else (0, 0)
             count_pair(counts, "read", *words)
+            count_pair(counts, reason or "kept", *words)
             if reason is not None:
-                count_pair(counts, reason, *words)
                 if len(dropped.get(reason, ())) < EXAMPLES:
                     add_examples(dropped, {reason: [[number, *map(shown, raw)]]})
                 continue
-            count_pair(counts, "kept", *words)
             kept[0].append(source)
             kept[1].append(target)
             digest = hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=8).digest()
@@ -234,8 +231,7 @@ def write_sample(paths: Iterable[Path], pairs: int, size: int, seed: int, output
     """
     with open_together(output) as (file,):
         for path in paths:
-            with path.open("rb") as lines:
-                file.writelines(compress(lines, sampled(pairs, size, seed)))
+            file.writelines(compress(plain_lines(path), sampled(pairs, size, seed)))
     return min(size, pairs)
 
 
@@ -371,17 +367,11 @@ def drop_duplicates(
     counts = dict(zip((DUPLICATE, "kept"), rows, strict=True))
     if counts[DUPLICATE][0] > limits.max_dropped * len(keep):
         first = int(keep.argmin())
-        pair = [next(islice(lines_of(side), first, None)).decode().rstrip("\n") for side in zip(*parts, strict=True)]
+        sides = (plain_lines(*side) for side in zip(*parts, strict=True))
+        pair = [next(islice(side, first, None)).decode().rstrip("\n") for side in sides]
         examples, read = {DUPLICATE: [[first + 1, *map(shown, pair)]]}, {"read": [len(keep)]}
         check_dropped("all corpora, joined", counts | read, examples, limits.max_dropped)
     with open_together(*outputs) as files:
         for file, side in zip(files, zip(*parts, strict=True), strict=True):
-            file.writelines(compress(lines_of(side), keep))
+            file.writelines(compress(plain_lines(*side), keep))
     return counts
-
-
-def lines_of(paths: Iterable[Path]) -> Iterator[bytes]:
-    """Yield the lines of several files, one after the other."""
-    for path in paths:
-        with path.open("rb") as lines:
-            yield from lines

@@ -65,22 +65,13 @@ CORPORA = {
 
 
 @dataclass(frozen=True)
-class TrainingCorpus:
-    """A part of a training set."""
+class ParallelCorpus:
+    """A part of a training set, or a test set."""
 
     name: str  # as the table and the manifest call it
-    archive: RemoteFile | None  # the archive; None for a folder that the user names (CzEng)
+    archive: RemoteFile | None  # None for a folder that the user names (CzEng)
     members: dict[str, str]  # language to the member of the archive that holds it
-    expanded: int  # bytes of the two members together, roughly, for --dry-run
-
-
-@dataclass(frozen=True)
-class TestSet:
-    """A test set of sacrebleu's."""
-
-    name: str  # as the news translation task calls it
-    archive: RemoteFile  # the archive, with the MD5 that sacrebleu has
-    members: dict[str, str]  # language to its SGML file in the archive
+    expanded: int = 0  # bytes of the two members together, roughly, for --dry-run
 
 
 def statmt(name: str, place: str, size: int, sha256: str, licence: str) -> RemoteFile:
@@ -149,7 +140,7 @@ PARACRAWL_CS = RemoteFile(
     sha256="221f88bac9f48ed6ef94bad5490890066f508be00e8f102cf19edf2a1413c350",
     licence="CC0, see paracrawl.eu",
 )
-CZENG = TrainingCorpus("czeng", None, {}, 12_000_000_000)
+CZENG = ParallelCorpus("czeng", None, {})
 
 
 def both(prefix: str, language: str) -> dict[str, str]:
@@ -157,23 +148,23 @@ def both(prefix: str, language: str) -> dict[str, str]:
     return {side: f"{prefix}.{side}" for side in (language, "en")}
 
 
-def news_task(language: str, commentary: RemoteFile, version: str, folder: str) -> tuple[TrainingCorpus, ...]:
+def news_task(language: str, commentary: RemoteFile, version: str, folder: str) -> tuple[ParallelCorpus, ...]:
     """Return the corpora of every year's task: Europarl, Common Crawl and News Commentary."""
     pair = f"{language}-en"
     return (
-        TrainingCorpus(
+        ParallelCorpus(
             "europarl-v7",
             EUROPARL,
             both(f"training/europarl-v7.{pair}", language),
             160_000_000 if language == "cs" else 600_000_000,
         ),
-        TrainingCorpus(
+        ParallelCorpus(
             "commoncrawl",
             COMMON_CRAWL,
             both(f"commoncrawl.{pair}", language),
             45_000_000 if language == "cs" else 800_000_000,
         ),
-        TrainingCorpus(
+        ParallelCorpus(
             commentary.name, commentary, both(f"{folder}/news-commentary-{version}.{pair}", language), 70_000_000
         ),
     )
@@ -183,8 +174,8 @@ TRAINING = {
     ("wmt14", "de"): news_task("de", NEWS_V9, "v9", "training"),
     ("wmt14", "fr"): (
         *news_task("fr", NEWS_V9, "v9", "training"),
-        TrainingCorpus("un", UNITED_NATIONS, both("un/undoc.2000.fr-en", "fr"), 4_100_000_000),
-        TrainingCorpus(
+        ParallelCorpus("un", UNITED_NATIONS, both("un/undoc.2000.fr-en", "fr"), 4_100_000_000),
+        ParallelCorpus(
             "giga-fren",
             GIGA_FREN,
             {side: f"giga-fren.release2.fixed.{side}.gz" for side in ("fr", "en")},
@@ -194,7 +185,7 @@ TRAINING = {
     ("wmt15", "de"): news_task("de", NEWS_V10, "v10", "training"),
     ("wmt18", "cs"): (
         *news_task("cs", NEWS_V13, "v13", "training-parallel-nc-v13"),
-        TrainingCorpus(
+        ParallelCorpus(
             "paracrawl-v1", PARACRAWL_CS, both("paracrawl-release1.en-cs.zipporah0-dedup-clean", "cs"), 800_000_000
         ),
         CZENG,
@@ -203,7 +194,7 @@ TRAINING = {
 SEGMENT = re.compile(r"<seg.*?>(.*)</seg>.*?")
 
 
-def training_set(year: str, source: str, target: str) -> tuple[TrainingCorpus, ...]:
+def training_set(year: str, source: str, target: str) -> tuple[ParallelCorpus, ...]:
     """Return the corpora of a year's training set."""
     other = target if source == "en" else source
     if "en" not in (source, target) or (year, other) not in TRAINING:
@@ -215,7 +206,7 @@ def training_set(year: str, source: str, target: str) -> tuple[TrainingCorpus, .
     return TRAINING[year, other]
 
 
-def test_set(name: str, source: str, target: str) -> TestSet:
+def test_set(name: str, source: str, target: str) -> ParallelCorpus:
     """Return a newstest as sacrebleu declares it: newstest2015 is its wmt15."""
     from sacrebleu.dataset import DATASETS  # takes longer to import than --help may
 
@@ -228,7 +219,7 @@ def test_set(name: str, source: str, target: str) -> TestSet:
     known = f"sacrebleu {dataset.name}"
     archive = RemoteFile(known, (url,), filename, licence="see statmt.org", md5=dataset.md5[0])
     members = dict(zip((source, target), dataset.langpairs[pair], strict=False))
-    return TestSet(name, archive, members)
+    return ParallelCorpus(name, archive, members)
 
 
 def segments(sgml: str) -> list[str]:

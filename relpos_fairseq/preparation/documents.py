@@ -37,7 +37,7 @@ from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.io.reading import parse_json
 from relpos_fairseq.preparation.binarise import count_unknown, write_blocks
-from relpos_fairseq.preparation.settings import LEAST_TOKENS, PACKING, Reading
+from relpos_fairseq.preparation.settings import Reading
 from relpos_fairseq.text.assets import Vocabulary
 from relpos_fairseq.text.dictionary import EOS
 
@@ -46,6 +46,7 @@ CHUNK_CHARACTERS = 1 << 18  # of a chunk, which a worker is given
 # Chinese, Japanese, Hindi and Urdu need no space. No list of abbreviations: "Mr. Smith" is cut.
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？])[\"'”’」』）]*\s*|(?<=[।۔])\s*")
 OPENING = "\"'“‘([「『（"
+BEGINNINGS = {"blank": r"\A\s*\Z", "line": "", "file": "(?!)"}  # what stands where a document begins: all or no lines
 
 
 # Reading
@@ -58,36 +59,29 @@ def read_stream(path: Path, reading: Reading, counts: Counter | None = None) -> 
     dropped lines.
     """
     counts = Counter() if counts is None else counts
-    if reading.documents == "json":
-        yield from _read_objects(path, reading, counts)
-        return
-    begins = None
-    if reading.documents not in ("blank", "line", "file"):
-        begins = re.compile(reading.documents)
+    lines = read_lines(path, on_bad_line=reading.on_bad_line, counts=counts)
+    parts = _lines_of_objects(path, lines) if reading.documents == "json" else _lines_of_text(lines, reading.documents)
     is_open = False
-    for line in read_lines(path, on_bad_line=reading.on_bad_line, counts=counts):
-        text = line.strip()
-        ends = not text and reading.documents == "blank"
-        if begins is not None and begins.search(line):
-            ends = True
-        if ends and is_open:
+    for line in itertools.chain(parts, [None]):
+        if line is not None:
+            for sentence in _sentences(line.strip(), reading):
+                counts["sentences"] += 1
+                counts["characters"] += len(sentence)
+                is_open = True
+                yield sentence
+        elif is_open:
             counts["documents"] += 1
             is_open = False
             yield None
-        if not text:
-            continue
-        for sentence in _sentences(text, reading):
-            counts["sentences"] += 1
-            counts["characters"] += len(sentence)
-            is_open = True
-            yield sentence
-        if reading.documents == "line":
-            counts["documents"] += 1
-            is_open = False
+
+
+def _lines_of_text(lines: Iterable[str], documents: str) -> Iterator[str | None]:
+    """Yield lines, with None before each that begins or parts documents."""
+    begins = re.compile(BEGINNINGS.get(documents, documents))
+    for line in lines:
+        if begins.search(line):
             yield None
-    if is_open:
-        counts["documents"] += 1
-        yield None
+        yield line
 
 
 class _Document(TypedDict):
@@ -96,28 +90,20 @@ class _Document(TypedDict):
     text: str
 
 
-def _read_objects(path: Path, reading: Reading, counts: Counter) -> Iterator[str | None]:
-    """Yield the same from JSON lines, each an object whose `text` is a document of lines."""
-    lines = read_lines(path, on_bad_line=reading.on_bad_line, counts=counts)
+def _lines_of_objects(path: Path, lines: Iterable[str]) -> Iterator[str | None]:
+    """Yield the lines of documents, of which each line of JSON has one as its `text`, with None after each document."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            parts = parse_json(line, _Document)["text"].split("\n")
+            document = parse_json(line, _Document)["text"]
         except (ValueError, RecursionError):
             raise UserError(
                 f"{path}, line {number} is no JSON object with a text: {line.strip()[:60]!r}: give "
                 f"files of JSON lines, or another --documents than json"
             ) from None
-        stripped = (part.strip() for part in parts)
-        sentences = [one for part in stripped if part for one in _sentences(part, reading)]
-        for sentence in sentences:
-            counts["sentences"] += 1
-            counts["characters"] += len(sentence)
-            yield sentence
-        if sentences:
-            counts["documents"] += 1
-            yield None
+        yield from document.split("\n")
+        yield None
 
 
 def in_chunks(stream: Iterable[str | None], characters: int = CHUNK_CHARACTERS) -> Iterator[list[str | None]]:
@@ -136,7 +122,7 @@ def in_chunks(stream: Iterable[str | None], characters: int = CHUNK_CHARACTERS) 
 def _sentences(text: str, reading: Reading) -> list[str]:
     """Return the sentences of a line."""
     if reading.sentences == "line":
-        return [text]
+        return [text] if text else []
     ends = [match.end() for match in SENTENCE_END.finditer(text)]
     # What goes on with a small letter is the same sentence.
     ends = [end for end in ends if not text[end:].lstrip(OPENING)[:1].islower()]
@@ -152,8 +138,6 @@ def shares(sentences: dict[str, int], alpha: float) -> dict[str, float]:
 
     `alpha` is the exponent: 1 keeps the shares, 0 makes them equal.
     """
-    if not 0 <= alpha <= 1:
-        raise UserError(f"--alpha must be from 0 to 1, got {alpha}")
     empty = [language for language, count in sentences.items() if count < 1]
     if empty or not sentences:
         raise UserError(f"there is no text in language {(empty or ['(none)'])[0]!r}")
@@ -220,10 +204,6 @@ def pack(
         counts: counts `blocks`, `tokens`, and `split_sentences` (longer than a block).
     """
     counts = Counter() if counts is None else counts
-    if mode not in PACKING:
-        raise UserError(f"--pack must be one of {', '.join(PACKING)}, got {mode!r}")
-    if tokens < LEAST_TOKENS:
-        raise UserError(f"--tokens-per-sample must be at least {LEAST_TOKENS}, got {tokens}")
     end = np.array([eos])
     if mode == "none":
         items = (item for document in documents for item in (*document, end))
@@ -310,12 +290,7 @@ class Encoded:
         self.starts = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
         self.spans = document_spans(self.sizes)
 
-    def document(self, number: int) -> list[np.ndarray]:
-        """Return the sentences of a document, each (L,) ids that end with </s>."""
-        first, last = self.spans[number]
-        return [self.ids[self.starts[i] : self.starts[i + 1]] for i in range(first, last)]
-
     def documents(self, numbers: np.ndarray) -> Iterator[list[np.ndarray]]:
-        """Yield documents by number, in the given order."""
-        for number in numbers:
-            yield self.document(int(number))
+        """Yield documents by number, in the given order: the sentences, each (L,) ids that end with </s>."""
+        for first, last in self.spans[numbers]:
+            yield [self.ids[self.starts[i] : self.starts[i + 1]] for i in range(first, last)]

@@ -40,23 +40,21 @@ CHUNK = 512  # rows that a worker is given at a time
 COLUMNS = ("rows", "dropped", "blank", "tokens", "unknown", "longest", "shortened")
 
 
-def write_task(task: GlueTask, root: Path, folder: Path, vocabulary: Vocabulary, options: dict) -> dict[str, int]:
+def write_task(task: GlueTask, args: GlueOptions, vocabulary: Vocabulary) -> dict[str, int]:
     """Write all splits of a task; the folder appears whole or not at all.
 
     Args:
         task: the task.
-        root: the folder that has the task's folder.
-        folder: where to write.
+        args: say where its files are, where they go, and how rows are read.
         vocabulary: of the model.
-        options: `max_length`, `on_bad_row`, `workers`.
 
     Returns:
         Numbers of rows, tokens, and so on, by split.
     """
     counts = Counter()
-    with atomic_folder(folder) as temporary:
-        for split, source in sources_of(task, root).items():
-            found = _write_split(task, split, source, temporary, vocabulary, options)
+    with atomic_folder(args.out / task.name) as temporary:
+        for split, source in sources_of(task, args.glue).items():
+            found = _write_split(task, split, source, temporary, vocabulary, args)
             counts.update({f"{split}_{name}": value for name, value in found.items()})
         for path in tokenizer_files(vocabulary.folder):  # with its dictionary
             copy_file(path, temporary / "input0" / path.name)
@@ -81,16 +79,16 @@ def write_task(task: GlueTask, root: Path, folder: Path, vocabulary: Vocabulary,
 
 
 def _write_split(
-    task: GlueTask, split: str, source: TableFile, folder: Path, vocabulary: Vocabulary, options: dict
+    task: GlueTask, split: str, source: TableFile, folder: Path, vocabulary: Vocabulary, args: GlueOptions
 ) -> Counter:
     """Write a split of a task into its folder; return its counts."""
     counts = Counter()
     # GLUE's server numbers the rows of a test set: none may be left out.
-    on_bad_row = options["on_bad_row"] if source.columns.label else "fail"
+    on_bad_row = args.on_bad_row if source.columns.label else "fail"
     examples = list(read_examples(source, task, on_bad_row, counts))
     if not examples:
         raise UserError(f"{source.path} has no rows for split {split} of {task.name}")
-    pairs = list(_encode(examples, vocabulary, options["max_length"], options["workers"], counts))
+    pairs = list(_encode(examples, vocabulary, args, counts))
     for number in range(2 if task.pairs else 1):
         prefix = folder / f"input{number}" / split
         prefix.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +116,7 @@ def _write_labels(task: GlueTask, split: str, examples: list[Example], folder: P
 
 
 def _encode(
-    examples: list[Example], vocabulary: Vocabulary, max_length: int, workers: int, counts: Counter
+    examples: list[Example], vocabulary: Vocabulary, args: GlueOptions, counts: Counter
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield the ids of the one or two sentences of every example, each with </s>."""
 
@@ -129,12 +127,12 @@ def _encode(
         else:
             seconds = vocabulary.encode([example.second for example in chunk])
             parts = list(zip(firsts, seconds, strict=True))
-        cut = [shorten(pair, max_length) for pair in parts]
+        cut = [shorten(pair, args.max_length) for pair in parts]
         shortened = sum(sum(map(len, new)) < sum(map(len, old)) for new, old in zip(cut, parts, strict=True))
         return [tuple(np.append(part, EOS) for part in pair) for pair in cut], shortened
 
     chunks = (examples[at : at + CHUNK] for at in range(0, len(examples), CHUNK))
-    for pairs, shortened in ordered_map(encode, chunks, workers):
+    for pairs, shortened in ordered_map(encode, chunks, args.workers):
         counts["shortened"] += shortened
         yield from pairs
 
@@ -165,7 +163,6 @@ class GluePreparation(Preparation):
         super().__init__(args.out)
         self.args = args
         self.tasks = tasks_of(args)
-        self.folders = {task.name: args.out / task.name for task in self.tasks}
         self.paths = {
             task.name: sorted({source.path for source in sources_of(task, args.glue).values()}) for task in self.tasks
         }
@@ -173,13 +170,11 @@ class GluePreparation(Preparation):
     def stages(self) -> list[Stage]:
         args, vocabulary = self.args, Vocabulary(self.args.tokenizer_folder)
         options = {"max_length": args.max_length, "on_bad_row": args.on_bad_row}
-        how = options | {"workers": args.workers}
         stages = []
         for task in self.tasks:
-            folder = self.folders[task.name]
-            run = partial(write_task, task, args.glue, folder, vocabulary, how)
+            run = partial(write_task, task, args, vocabulary)
             read = [*self.paths[task.name], *tokenizer_files(args.tokenizer_folder)]
-            stages.append(Stage(task.name, run, read, [folder], options))
+            stages.append(Stage(task.name, run, read, [self.out / task.name], options))
         return stages
 
     def report(self, counts: dict[str, Mapping]) -> list[Report]:
@@ -193,7 +188,7 @@ class GluePreparation(Preparation):
         return [
             Report(
                 {f"{name}/{path.name}": path for name, paths in self.paths.items() for path in paths},
-                self.folders.values(),
+                [self.out / task.name for task in self.tasks],
                 [table(rows, ("task", "split", *COLUMNS, "labels"))],
                 counts,
                 unknown={f"{row[0]} {row[1]}": (row[6], row[5]) for row in rows},

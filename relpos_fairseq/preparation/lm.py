@@ -2,7 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 from relpos_fairseq.io.archives import extract
@@ -12,7 +15,7 @@ from relpos_fairseq.io.files import copy_file, open_together, require_space
 from relpos_fairseq.io.lines import Part, read_lines
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.stages import Stage
-from relpos_fairseq.preparation.corpora import CORPORA, PublishedCorpus
+from relpos_fairseq.preparation.corpora import CORPORA
 from relpos_fairseq.preparation.lm_encoding import (
     count_symbols,
     encode_split,
@@ -43,7 +46,7 @@ def parse_fractions(text: str) -> list[Fraction]:
 
 
 def split_text(
-    paths: Sequence[Path], outputs: Sequence[Path], fractions: Sequence[Fraction], options: dict
+    paths: Sequence[Path], outputs: Sequence[Path], fractions: Sequence[Fraction], level: str, on_bad_line: str
 ) -> dict[str, int]:
     """Write a text's contiguous parts as plain files; none may be empty.
 
@@ -51,26 +54,25 @@ def split_text(
         paths: The text's files, one after another.
         outputs: The parts' files.
         fractions: The parts' shares: of the lines, or, at the levels of characters and bytes, of these.
-        options: level, on_bad_line.
+        level: What the text is read as.
+        on_bad_line: "fail" or "drop".
 
     Returns:
         How many lines or characters each part has.
     """
-    level, on_bad_line = options["level"], options["on_bad_line"]
     exact = level in ("char", "byte")
     total = measure(paths, level, on_bad_line)["size" if exact else "lines"]
-    ends = [int(total * sum(fractions[: i + 1])) for i in range(len(fractions))]
-    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-    for path, size in zip(outputs, sizes, strict=True):
+    ends = [int(total * share) for share in accumulate(fractions)]
+    sizes = {path.stem: end - start for path, start, end in zip(outputs, [0, *ends], ends, strict=False)}
+    for name, size in sizes.items():
         if size < 1:
             unit = "characters" if exact else "lines"
-            raise UserError(f"--shares leaves {path.stem} empty: the text has {total:,} {unit}")
-    parts = read_text(paths, level, on_bad_line)
+            raise UserError(f"--shares leaves {name} empty: the text has {total:,} {unit}")
     with open_together(*outputs) as files:
-        for place, part in place_parts(parts, ends, exact):
+        for place, part in place_parts(read_text(paths, level, on_bad_line), ends, exact):
             text = part.text if isinstance(part.text, bytes) else part.text.encode("utf-8")
             files[place].write(text + b"\n" * part.ends)
-    return {path.stem: size for path, size in zip(outputs, sizes, strict=True)}
+    return sizes
 
 
 def place_parts(parts: Iterator[Part], ends: Sequence[int], exact: bool) -> Iterator[tuple[int, Part]]:
@@ -93,7 +95,6 @@ SENTENCEPIECE = ("model_type", "vocab_size", "character_coverage", "byte_fallbac
 VERSION = 2  # to be raised when the result for the same input and options changes
 COLUMNS = ("tokens", "lines", "words", "characters", "bytes", "unknown", "documents")
 ENCODE = "encode-"  # begins the name of the stage of a split
-TEXT = ("extract", "split")  # stages that make text, which is input rather than output
 
 
 class LmPreparation(Preparation):
@@ -103,126 +104,84 @@ class LmPreparation(Preparation):
 
     def __init__(self, args: LmOptions) -> None:
         super().__init__(args.out)
-        self.args = args
-        corpus = CORPORA.get(args.corpus or "")
-        self.level = check_lm(args)
-        self.fractions: list[Fraction] = []
+        self.args, self.level = args, check_lm(args)
+        self.reading = {"level": self.level, "on_bad_line": args.on_bad_line}
+        self.corpus = CORPORA.get(args.corpus or "")
         given = {split: getattr(args, split) for split in SPLITS if getattr(args, split)}
         if sum((bool(given), bool(args.text), bool(args.corpus))) != 1:
             raise UserError("give either --train/--valid/--test, or --text, or --corpus")
-        split = args.shares or (corpus.split if corpus else None)
-        if bool(split) != (bool(args.text) or bool(corpus and corpus.split)):
+        corpus_shares = self.corpus.split if self.corpus else None
+        shares = args.shares or corpus_shares
+        if bool(shares) != bool(args.text or corpus_shares):
             raise UserError("--shares and --text belong together")
-        if split:
-            self.fractions = parse_fractions(split)
-        if "train" not in given and given and not args.dict and self.level != "byte":
-            raise UserError("without --train there must be --dict")
-        if self.level == "sentencepiece" and given and "train" not in given:
-            if not args.sentencepiece:
+        self.fractions = parse_fractions(shares) if shares else []
+        if given and "train" not in given:
+            if not args.dict and self.level != "byte":
+                raise UserError("without --train there must be --dict")
+            if self.level == "sentencepiece" and not args.sentencepiece:
                 raise UserError("without --train there must be --sentencepiece")
-        self.files: dict[str, list[Path]] = given
-        self.text: list[Path] = args.text
+        texts = self.out / "text"
+        self.members = {name: texts / member for name, member in self.corpus.members.items()} if self.corpus else {}
+        self.text: list[Path] = []  # to be split
+        self.files: dict[str, list[Path]] = given or {split: [path] for split, path in self.members.items()}
+        if self.fractions:
+            self.text = args.text or [*self.members.values()]
+            self.files = {split: [texts / f"{split}.txt"] for split in SPLITS[: len(self.fractions)]}
         self.archives: list[Path] = []
-        self.planned: list[Stage] = []
-        self.models: list[Path] = []  # sentencepiece's, at its level
+        self.made: list[Path] = []
+        self.models = [self.out / "sentencepiece.model"] if self.level == "sentencepiece" else []
         self.dictionary = self.out / "dict.txt"
-        self.folders = [self.out]
-        if args.shards > 1:
-            self.folders = [self.out / f"shard{i}" for i in range(args.shards)]
+        self.folders = [self.out / f"shard{i}" for i in range(args.shards)] if args.shards > 1 else [self.out]
 
     def stages(self) -> list[Stage]:
-        self.planned.clear()
-        self.find_text()
-        self.learn_vocabulary()
-        self.encode()
-        return self.planned
+        made = [*self.vocabulary_stages(), *self.encoding_stages()]
+        self.made = sorted({path for stage in made for path in stage.outputs})
+        stages = [*self.text_stages(), *made]
+        return [replace(stage, parameters={"version": VERSION, **stage.parameters}) for stage in stages]
 
-    def find_text(self) -> None:
-        """Add the stages that extract a corpus and split a text; set the files of every split."""
-        corpus = CORPORA.get(self.args.corpus)
-        if corpus:
-            self.extract_corpus(corpus)
+    def text_stages(self) -> list[Stage]:
+        """Return the stages that extract a corpus, which is downloaded, and split a text."""
+        args, stages, parts = self.args, [], [path for paths in self.files.values() for path in paths]
+        if self.corpus:
+            archive, folder = self.corpus.archive, args.downloads or self.out / "downloads"
+            if args.from_dir is None:
+                agree([archive], folder, args.yes, self.hashes)
+            self.archives = [*fetch([archive], folder, from_dir=args.from_dir, hashes=self.hashes).values()]
+            members = {"members": [*self.corpus.members.values()]}
+            stages.append(Stage("extract", self.extract, self.archives, [*self.members.values()], members))
         else:
-            missing = [str(path) for path in self.inputs() if not path.is_file()]
-            if missing:
-                raise UserError(f"not a file: {', '.join(missing)}")
-            require_space(self.out, sum(path.stat().st_size for path in self.inputs()))
+            require_space(self.out, sum(path.stat().st_size for path in self.text or parts))
         if self.fractions:
-            names = SPLITS[: len(self.fractions)]
-            parts = [self.out / "text" / f"{split}.txt" for split in names]
-            options = {"level": self.level, "on_bad_line": self.args.on_bad_line}
-            self.add(
-                "split",
-                lambda: split_text(self.text, parts, self.fractions, options),
-                self.text,
-                parts,
-                {**options, "split": [str(f) for f in self.fractions]},
-            )
-            self.files = {split: [path] for split, path in zip(names, parts, strict=True)}
+            split = partial(split_text, self.text, parts, self.fractions, **self.reading)
+            shares = {"split": [str(share) for share in self.fractions]}
+            stages.append(Stage("split", split, self.text, parts, self.reading | shares))
+        return stages
 
-    def extract_corpus(self, corpus: PublishedCorpus) -> None:
-        """Download a corpus and add the stage that extracts its text."""
-        folder = self.args.downloads or self.out / "downloads"
-        if self.args.from_dir is None:
-            agree([corpus.archive], folder, self.args.yes, self.hashes)
-        files = fetch([corpus.archive], folder, from_dir=self.args.from_dir, hashes=self.hashes)
-        archive, text = files[corpus.archive.name], self.out / "text"
-        members = list(corpus.members.values())
-        made = {split: text / member for split, member in corpus.members.items()}
-        self.archives = [archive]
-        self.add(
-            "extract",
-            lambda: {"files": len(extract(archive, text, members))},
-            [archive],
-            list(made.values()),
-            {"members": members},
-        )
-        if corpus.split:
-            self.text = list(made.values())
-        else:
-            self.files = {split: [path] for split, path in made.items()}
+    def extract(self) -> dict[str, int]:
+        """Extract the corpus' text."""
+        return {"files": len(extract(*self.archives, self.out / "text", self.corpus.members.values()))}
 
-    def inputs(self) -> list[Path]:
-        """Return the user's text files."""
-        return [*self.text, *(path for paths in self.files.values() for path in paths)]
-
-    def add(self, name, run, inputs, outputs, parameters) -> None:
-        """Add a stage."""
-        version = {"version": VERSION}
-        self.planned.append(Stage(name, run, inputs, outputs, {**version, **parameters}))
-
-    def learn_vocabulary(self) -> None:
-        """Add the stages that make sentencepiece.model and dict.txt."""
-        args = self.args
-        train = self.files.get("train", [])
-        reading = {"level": self.level, "on_bad_line": args.on_bad_line}
-        if self.level == "sentencepiece":
-            self.models = [self.out / "sentencepiece.model"]
-            self.learn_sentencepiece(train, reading)
-        if args.dict:
-            self.add("dictionary", self.copy_dictionary, [args.dict], [self.dictionary], {})
-        elif self.level == "byte":
-            self.add("dictionary", self.byte_dictionary, [], [self.dictionary], reading)
-        else:
-            read = self.files if self.level == "char" else {"train": train}
-            texts = [path for paths in read.values() for path in paths]
-            cut = {name: getattr(args, name) for name in ("threshold", "words", "padding_factor")}
-            self.add("dictionary", self.count_dictionary, [*texts, *self.models], [self.dictionary], {**reading, **cut})
-
-    def learn_sentencepiece(self, train: list[Path], reading: dict) -> None:
-        """Add the stage that trains a sentencepiece model, or copies the user's."""
-        args, model = self.args, self.models[0]
+    def vocabulary_stages(self) -> list[Stage]:
+        """Return the stages that make sentencepiece.model and dict.txt."""
+        args, train, stages = self.args, self.files.get("train", []), []
         if args.sentencepiece:
-            given = args.sentencepiece
-            load_sentencepiece(given)
-            self.add("sentencepiece", lambda: copy_file(given, model), [given], [model], {})
-            return
-        options = {name: getattr(args, name) for name in SENTENCEPIECE} | {"sample_lines": args.learn_lines}
-
-        def run() -> dict[str, int]:
-            return train_sentencepiece(model, read_text(train, self.level, args.on_bad_line), options)
-
-        self.add("sentencepiece", run, train, [model], {**reading, **options})
+            load_sentencepiece(args.sentencepiece)
+            copy = partial(copy_file, args.sentencepiece, *self.models)
+            stages.append(Stage("sentencepiece", copy, [args.sentencepiece], self.models))
+        elif self.models:
+            options = {name: getattr(args, name) for name in SENTENCEPIECE} | {"sample_lines": args.learn_lines}
+            learn = lambda: train_sentencepiece(*self.models, read_text(train, **self.reading), options)  # noqa: E731
+            stages.append(Stage("sentencepiece", learn, train, self.models, self.reading | options))
+        made = [self.dictionary]
+        if args.dict:
+            dictionary = Stage("dictionary", self.copy_dictionary, [args.dict], made)
+        elif self.level == "byte":
+            dictionary = Stage("dictionary", self.byte_dictionary, [], made, self.reading)
+        else:
+            texts = [path for paths in self.files.values() for path in paths] if self.level == "char" else train
+            cut = {name: getattr(args, name) for name in ("threshold", "words", "padding_factor")}
+            dictionary = Stage("dictionary", self.count_dictionary, [*texts, *self.models], made, self.reading | cut)
+        return [*stages, dictionary]
 
     def byte_dictionary(self) -> dict[str, int]:
         """Make the dict.txt of all bytes."""
@@ -237,11 +196,11 @@ class LmPreparation(Preparation):
         # character allow no unknown, and published enwik8 vocabularies count all splits.
         others = [path for paths in files.values() for path in paths] * (self.level == "char")
         level = load_level(self.level, *self.models)
-        texts = [read_text(paths, self.level, args.on_bad_line) for paths in (train, others) if paths]
-        symbols, different = count_symbols(texts, level, args.workers)
+        texts = [read_text(paths, **self.reading) for paths in (train, others) if paths]
+        symbols = count_symbols(texts, level, args.workers)
         kept = choose_symbols(symbols, args.threshold, args.words, args.padding_factor)
         write_dictionary(self.dictionary, kept)
-        return {"symbols": len(kept), "different units": different}
+        return {"symbols": len(kept), "different units": len(symbols)}
 
     def copy_dictionary(self) -> dict[str, int]:
         """Check the user's dictionary and copy it."""
@@ -249,35 +208,33 @@ class LmPreparation(Preparation):
         copy_file(self.args.dict, self.dictionary)
         return {"symbols": len(symbols)}
 
-    def encode(self) -> None:
-        """Add a stage for every split."""
+    def encoding_stages(self) -> list[Stage]:
+        """Return a stage for every split."""
         args = self.args
-        options = {
-            "level": self.level,
+        options = self.reading | {
             "documents": args.documents,
-            "on_bad_line": args.on_bad_line,
             "refuse_unknown": self.level == "char" and args.dict is not None,
         }
         suffixes = ["bin", "idx"] + ["documents.npy"] * (args.documents != "none")
+        stages = []
         for split, paths in self.files.items():
             folders = self.folders if split == "train" else self.folders[:1]
-
-            def run(split=split, paths=paths, folders=folders) -> dict:
-                symbols = read_dictionary(self.dictionary)
-                level = load_level(self.level, *self.models, known=symbols)
-                counts = encode_split(split, paths, folders, level, symbols, options, args.workers)
-                return {str(shard): found for shard, found in enumerate(counts)}
-
-            self.add(
-                f"encode-{split}",
-                run,
-                [*paths, self.dictionary, *self.models],
-                [folder / f"{split}.{suffix}" for folder in folders for suffix in suffixes],
-                {**options, "shards": len(folders)},
-            )
+            run = partial(self.encode, split, folders, options)
+            made = [folder / f"{split}.{suffix}" for folder in folders for suffix in suffixes]
+            read = [*paths, self.dictionary, *self.models]
+            stages.append(Stage(f"{ENCODE}{split}", run, read, made, options | {"shards": len(folders)}))
         if len(self.folders) > 1:
             copies = [folder / "dict.txt" for folder in self.folders]
-            self.add("dictionaries", lambda: copy_file(self.dictionary, *copies), [self.dictionary], copies, {})
+            copy = partial(copy_file, self.dictionary, *copies)
+            stages.append(Stage("dictionaries", copy, [self.dictionary], copies))
+        return stages
+
+    def encode(self, split: str, folders: list[Path], options: dict) -> dict[str, dict]:
+        """Encode a split; return its counts by shard."""
+        symbols = read_dictionary(self.dictionary)
+        level = load_level(self.level, *self.models, known=symbols)
+        counts = encode_split(split, self.files[split], folders, level, symbols, options, self.args.workers)
+        return {str(shard): found for shard, found in enumerate(counts)}
 
     def text_lines(self) -> dict[str, TextLines]:
         """Return the lines of the first split; those that are not UTF-8 are no lines of text."""
@@ -296,7 +253,6 @@ class LmPreparation(Preparation):
         texts = {
             f"{split} {place}: {path.name}": path for split, paths in read.items() for place, path in enumerate(paths)
         }
-        made = sorted({path for stage in self.planned if stage.name not in TEXT for path in stage.outputs})
         encoded = [name for name in counts if name.startswith(ENCODE)]
         shards = {name.removeprefix(ENCODE): [*counts.pop(name).values()] for name in encoded}
         splits = {}
@@ -310,7 +266,7 @@ class LmPreparation(Preparation):
         found = {f"split {name}": (found.get("unknown", 0), found["tokens"]) for name, found in splits.items()}
         whole = Report(
             texts,
-            made,
+            self.made,
             [
                 table(rows, ["split", *columns]),
                 f"{self.level} level, {facts['vocabulary']:,} entries in the dictionary",
@@ -324,6 +280,6 @@ class LmPreparation(Preparation):
         reports = [whole]
         for number, folder in enumerate(self.folders if len(self.folders) > 1 else []):
             own = {split: parts[number] for split, parts in shards.items() if number < len(parts)}
-            outputs = [path for path in made if path.parent == folder]
+            outputs = [path for path in self.made if path.parent == folder]
             reports.append(Report(texts, outputs, [], extra={**facts, "shard": number, "splits": own}, folder=folder))
         return reports

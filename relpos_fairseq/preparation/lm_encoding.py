@@ -16,7 +16,6 @@ from relpos_fairseq.io.lines import Part, read_byte_parts, read_lines, read_part
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.preparation.binarise import write_blocks
-from relpos_fairseq.preparation.settings import DOCUMENTS
 from relpos_fairseq.text.dictionary import EOS, NSPECIAL, SPECIAL, UNK
 from relpos_fairseq.text.levels import Level
 from relpos_fairseq.text.training import train_sentencepiece_model
@@ -92,8 +91,6 @@ def size_of(part: Part) -> int:
 
 def zip_starts(parts: Iterable[Part], documents: str) -> Iterator[tuple[Part, bool]]:
     """Pair every part with whether a document starts there."""
-    if documents not in DOCUMENTS:
-        raise UserError(f"documents must be one of {', '.join(DOCUMENTS)}, got {documents}")
     path, blank = None, True
     for part in parts:
         new_file = part.path is not path
@@ -126,12 +123,8 @@ UNKNOWN = SPECIAL[UNK]
 SPM_THREADS = 2  # fixed: the sums of sentencepiece's threads depend on their number
 
 
-def count_symbols(texts: Sequence[Iterable[Part]], level: Level, workers: int) -> tuple[Counter, int]:
-    """Count the symbols of the first text; symbols of later texts alone get 0.
-
-    Returns:
-        Every symbol and how often the first text has it, and the number of different symbols.
-    """
+def count_symbols(texts: Sequence[Iterable[Part]], level: Level, workers: int) -> Counter[str]:
+    """Return how often the first text has every symbol; symbols of later texts alone get 0."""
     total: Counter = Counter()
 
     def count(chunk) -> tuple[Counter, int]:
@@ -144,7 +137,7 @@ def count_symbols(texts: Sequence[Iterable[Part]], level: Level, workers: int) -
                 bar.update(size)
     if not total:
         raise UserError("the training text has no unit at all: give it some text")
-    return total, len(total)
+    return total
 
 
 def sample_lines(parts: Iterable[Part], size: int, seed: int) -> list[str]:

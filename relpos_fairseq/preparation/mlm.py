@@ -53,6 +53,7 @@ class MlmPreparation(Preparation):
         args = settings.options
         super().__init__(args.out)
         self.args, self.reading, self.sources = args, settings.reading, settings.sources
+        self.training = [source for source in self.sources if source.split == "train"]
         self.work = args.out / "work"
         self.counts_file = self.work / "counts.json"
         self.text = self.work / "tokenizer.txt"
@@ -71,9 +72,8 @@ class MlmPreparation(Preparation):
     def sentences(self) -> dict[str, int]:
         """Return the number of training sentences of every language."""
         counts, totals = self.counts(), Counter()
-        for source in self.sources:
-            if source.split == "train":
-                totals[source.language] += counts[source.name]["sentences"]
+        for source in self.training:
+            totals[source.language] += counts[source.name]["sentences"]
         return dict(totals)
 
     def stages(self) -> list[Stage]:
@@ -85,7 +85,7 @@ class MlmPreparation(Preparation):
         if args.tokenizer_folder:
             tokenizer = tokenizer_files(self.tokenizer)
         else:
-            read = [self.counts_file, *(source.path for source in sources if source.split == "train")]
+            read = [self.counts_file, *(source.path for source in self.training)]
             chosen = {"sentences": args.learn_lines, "alpha": args.alpha, "seed": args.seed}
             names = ("vocab_size", "lowercase", "character_coverage")
             trained = {"tokenizer": args.train_tokenizer} | {name: getattr(args, name) for name in names}
@@ -133,11 +133,10 @@ class MlmPreparation(Preparation):
         }
         counts = Counter()
         with open_text_out(self.text) as file:
-            for source in self.sources:
-                if source.split == "train":
-                    for line in self._sampled(source, factors[source.language]):
-                        counts[source.language] += 1
-                        file.write(f"{line}\n")
+            for source in self.training:
+                for line in self._sampled(source, factors[source.language]):
+                    counts[source.language] += 1
+                    file.write(f"{line}\n")
         if not counts:
             raise UserError("--learn-lines is too small: no sentence was sampled")
         return dict(counts)

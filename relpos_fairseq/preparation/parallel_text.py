@@ -4,21 +4,19 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from relpos_fairseq.io.archives import extract
 from relpos_fairseq.io.downloads import RemoteFile, fetch
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import Hashes, open_together, write_text
-from relpos_fairseq.io.lines import COMPRESSED, count_lines, raw_lines, read_lines
+from relpos_fairseq.io.lines import COMPRESSED, count_lines, in_blocks, plain_lines, raw_lines, read_lines
 from relpos_fairseq.io.processes import ordered_map
 from relpos_fairseq.io.progress import progress
 from relpos_fairseq.io.stages import Stage
-from relpos_fairseq.preparation.corpora import CZENG, TestSet, TrainingCorpus, segments, test_set, training_set
+from relpos_fairseq.preparation.corpora import CZENG, ParallelCorpus, segments, test_set, training_set
 from relpos_fairseq.preparation.wmt_settings import DEFAULT_TEST, DEFAULT_VALID, WmtSettings
 
 LINES = 2000  # of a chunk
@@ -145,12 +143,8 @@ def apply_to_files(
 
 def read_blocks(files: tuple[Path, Path]) -> Iterator[tuple[int, bytes]]:
     """Stream blocks of lines with their side: 0, the source's, and 1, the target's, in turn."""
-    with ExitStack() as stack:
-        sides = [stack.enter_context(path.open("rb")) for path in files]
-        while blocks := [block for block in (b"".join(islice(side, LINES)) for side in sides) if block]:
-            if len(blocks) != len(sides):
-                raise ValueError(f"{files[0]} and {files[1]} have different numbers of lines")
-            yield from enumerate(blocks)
+    for blocks in zip(*(in_blocks(plain_lines(path), LINES) for path in files), strict=True):
+        yield from enumerate(blocks)
 
 
 # Files of the user's own
@@ -172,11 +166,6 @@ class Texts:
         """Return all files, each once."""
         texts = [*self.training, *self.held_out.values()] if texts is None else texts
         return list(dict.fromkeys(path for text in texts for path in text.paths))
-
-
-def has_parallel_files(folder: Path, source: str, target: str) -> bool:
-    """Return whether a folder has a training set in two files."""
-    return all(find_parallel_file(folder, "train", language) for language in (source, target))
 
 
 def find_parallel_file(folder: Path, name: str, language: str) -> Path | None:
@@ -252,58 +241,39 @@ class RawText:
 
     def __init__(self, settings: WmtSettings):
         self.settings = settings
-        self.corpora: list[TrainingCorpus] = []
-        self.tests: dict[str, TestSet] = {}
+        self.corpora: list[ParallelCorpus] = []
+        self.tests: dict[str, ParallelCorpus] = {}
+        self.lacks_czeng = False  # whether it belongs to the training set and is neither given nor declined
         if uses_own_files(settings):
             refuse_choices(settings)
             self.texts = parallel_files(settings.options.from_dir, *settings.languages)
             return
-        corpora = training_set(settings.year, *settings.languages)
+        options, corpora = settings.options, training_set(settings.year, *settings.languages)
         known = [corpus.name for corpus in corpora]
-        if settings.options.czeng and CZENG not in corpora:
+        if options.czeng and CZENG not in corpora:
             raise UserError(f"--czeng: the corpora are {', '.join(known)}: leave it out")
-        for name in settings.options.without:
+        for name in options.without:
             if name not in known:
                 raise UserError(f"--without {name}: the corpora are {', '.join(known)}")
-        self.corpora = [c for c in corpora if c.name not in settings.options.without and c is not CZENG]
-        if not self.corpora and (settings.options.czeng is None or CZENG.name in settings.options.without):
-            left_out = " ".join(settings.options.without)
-            raise UserError(f"--without {left_out} leaves no training text: keep a corpus")
+        wanted = [corpus for corpus in corpora if corpus.name not in options.without]
+        self.corpora = [corpus for corpus in wanted if corpus is not CZENG]
+        self.lacks_czeng = CZENG in wanted and options.czeng is None
+        has_czeng = CZENG in wanted and options.czeng is not None
+        if not self.corpora and not has_czeng:
+            raise UserError(f"--without {' '.join(options.without)} leaves no training text: keep a corpus")
         self.tests = {
             f"{split}{index or ''}": test_set(name, *settings.languages)
-            for split, names in (("valid", settings.options.valid), ("test", settings.tests))
+            for split, names in (("valid", options.valid), ("test", settings.tests))
             for index, name in enumerate(names)
         }
-        self.texts = self.expected()
-
-    def lacks_czeng(self) -> bool:
-        """Return whether CzEng belongs to the training set and is neither given nor declined."""
-        settings = self.settings
-        return (
-            bool(self.corpora)
-            and CZENG in training_set(settings.year, *settings.languages)
-            and settings.options.czeng is None
-            and CZENG.name not in settings.options.without
-        )
-
-    def expected(self) -> Texts:
-        """Return the texts that the stages will have extracted."""
-        settings, raw = self.settings, self.settings.out / "raw"
-        training = [
-            Text(corpus.name, tuple(self.member(raw, corpus, lang) for lang in settings.languages))
-            for corpus in self.corpora
-        ]
-        if settings.options.czeng and CZENG.name not in settings.options.without:
-            training += czeng(settings.options.czeng, *settings.languages)
-        held_out = {
-            split: Text(test.name, settings.sides(settings.out / "raw", split)) for split, test in self.tests.items()
-        }
-        return Texts(training, held_out, {split: test.name for split, test in self.tests.items()})
-
-    @staticmethod
-    def member(raw: Path, corpus: TrainingCorpus, language: str) -> Path:
-        """Return the path to which a member of a corpus' archive is extracted."""
-        return raw / corpus.name / PurePosixPath(corpus.members[language]).name
+        raw, training = settings.out / "raw", []
+        for corpus in self.corpora:
+            names = (PurePosixPath(corpus.members[language]).name for language in settings.languages)
+            training.append(Text(corpus.name, tuple(raw / corpus.name / name for name in names)))
+        if has_czeng:
+            training += czeng(options.czeng, *settings.languages)
+        held_out = {split: Text(test.name, settings.sides(raw, split)) for split, test in self.tests.items()}
+        self.texts = Texts(training, held_out, {split: test.name for split, test in self.tests.items()})
 
     def archives(self) -> list[RemoteFile]:
         """Return the archives, each once."""
@@ -344,7 +314,7 @@ class RawText:
             Stage("extract", lambda: self.extract(paths), files, made, chosen),
         ]
 
-    def members(self, archives: dict[str, Path], part: TrainingCorpus | TestSet) -> list[Path]:
+    def members(self, archives: dict[str, Path], part: ParallelCorpus) -> list[Path]:
         """Extract both languages' members, at whatever depth they lie in the archive; return their paths."""
         wanted = [PurePosixPath(part.members[language]) for language in self.settings.languages]
         archive, folder = archives[part.archive.name], self.settings.out / "raw" / part.name
@@ -365,10 +335,9 @@ class RawText:
 
     def extract(self, archives: dict[str, Path]) -> dict:
         """Extract the members that are needed and unwrap the test sets."""
-        for corpus in self.corpora:
-            found = self.members(archives, corpus)
-            for path, language in zip(found, self.settings.languages, strict=True):
-                path.replace(self.member(self.settings.out / "raw", corpus, language))
+        for corpus, text in zip(self.corpora, self.texts.training, strict=False):  # behind them CzEng, of no archive
+            for found, path in zip(self.members(archives, corpus), text.paths, strict=True):
+                found.replace(path)
         counts = {}
         for split, test in self.tests.items():
             found = self.members(archives, test)
@@ -401,9 +370,7 @@ def uses_own_files(settings: WmtSettings) -> bool:
     folder = settings.options.from_dir
     if folder is None:
         return False
-    if not folder.is_dir():
-        raise UserError(f"--from-dir {folder} is not a folder")
-    if settings.year and has_parallel_files(folder, *settings.languages):
+    if settings.year and all(find_parallel_file(folder, "train", language) for language in settings.languages):
         raise UserError(
             f"{settings.year} names published sets, and --from-dir {folder} has text of your own "
             f"(train.{settings.source}, train.{settings.target}): leave {settings.year} out, or "

@@ -95,8 +95,6 @@ class Reading:
     on_bad_line: str = "fail"  # `fail` or `drop` where a line is not UTF-8
 
     def __post_init__(self) -> None:
-        if self.sentences not in ("line", "split"):
-            raise UserError(f"sentences must be 'line' or 'split', got {self.sentences!r}")
         try:
             re.compile(self.documents)
         except re.error as error:
@@ -128,10 +126,8 @@ class MlmOptions:
     )
     documents: str = option(
         "blank",
-        (
-            "what ends a document: an empty line, each line, the file; json: each line is an object with a text, "
-            "as in C4; or what the line that begins one looks like (default: %(default)s)"
-        ),
+        "what ends a document: an empty line, each line, the file; json: each line is an object with a text, "
+        "as in C4; or what the line that begins one looks like (default: %(default)s)",
         metavar="blank|line|file|json|REGEX",
     )
     sentences: str = option(
@@ -171,37 +167,26 @@ class MlmSettings:
 
 
 def check_mlm(given: MlmOptions) -> MlmSettings:
-    """Raise an error for wrong values of the command line; return what follows from right ones."""
-    args = _filled(given)
-    _check_values(args)
-    sources = _sources("train", args.train) + _sources("valid", args.valid)
-    return MlmSettings(args, Reading(args.documents, args.sentences, args.on_bad_line), sources)
-
-
-def _filled(args: MlmOptions) -> MlmOptions:
-    """Return options with defaults for those that were not given; raise an error for those without effect."""
-    if args.valid and args.hold_out is not None:
+    """Raise an error for wrong values, and options without effect; return what follows from right ones."""
+    if given.valid and given.hold_out is not None:
         raise UserError("--hold-out and --valid: there is validation text: leave one out")
     defaults = {"hold_out": HOLD_OUT} | TOKENIZER_DEFAULTS
-    given = {name: getattr(args, name) for name in defaults if getattr(args, name) is not None}
-    for name in TOKENIZER_DEFAULTS:
-        if name in given and args.tokenizer_folder is not None:
-            raise UserError(
-                f"--{name.replace('_', '-')} belongs to a tokenizer that is trained: "
-                "--tokenizer-folder is taken as it is"
-            )
-    return replace(args, **(defaults | given))
-
-
-def _check_values(args: MlmOptions) -> None:
-    """Raise an error for values out of range, and options of other tokenizers."""
-    if args.hold_out is None or not 0 < args.hold_out < 1:
+    chosen = {name: getattr(given, name) for name in defaults if getattr(given, name) is not None}
+    trained = given.tokenizer_folder is None
+    if not trained and (names := [name for name in TOKENIZER_DEFAULTS if name in chosen]):
+        raise UserError(
+            f"--{names[0].replace('_', '-')} belongs to a tokenizer that is trained: "
+            "--tokenizer-folder is taken as it is"
+        )
+    args = replace(given, **(defaults | chosen))
+    if not 0 < args.hold_out < 1:
         raise UserError(f"--hold-out must be between 0 and 1 where there is no --valid, got {args.hold_out}")
-    trained = args.tokenizer_folder is None
     if args.lowercase and not (trained and args.train_tokenizer == "wordpiece"):
         raise UserError("--lowercase belongs to --train-tokenizer wordpiece, which is not trained")
     if args.character_coverage and not (trained and args.train_tokenizer == "sentencepiece"):
         raise UserError("--character-coverage belongs to --train-tokenizer sentencepiece, which is not trained")
+    sources = _sources("train", args.train) + _sources("valid", args.valid)
+    return MlmSettings(args, Reading(args.documents, args.sentences, args.on_bad_line), sources)
 
 
 def _sources(split: str, names: Sequence[str]) -> list[TextFile]:
@@ -230,19 +215,15 @@ class GlueOptions:
     out: OutFolder | None = option(None, "folder to write to")
     text: OutFile | None = option(
         None,
-        (
-            "instead: write the training sentences as text for relpos prepare mlm, an example a document, a sentence "
-            "a line"
-        ),
+        "instead: write the training sentences as text for relpos prepare mlm, an example a document, a sentence "
+        "a line",
         metavar="FILE",
     )
     tasks: str | None = option(None, "separated by commas (default: those of GLUE that are there)")
     max_length: int = option(
         512,
-        (
-            "tokens of an example, special ones included; longer ones lose the end of their longer sentence, as "
-            "in BERT; 0: no limit (default: %(default)s)"
-        ),
+        "tokens of an example, special ones included; longer ones lose the end of their longer sentence, as "
+        "in BERT; 0: no limit (default: %(default)s)",
         metavar="N",
     )
     on_bad_row: str = option(
@@ -259,8 +240,6 @@ def check_glue(args: GlueOptions) -> None:
         raise UserError(f"--max-length must be 0 or at least {least}, got {args.max_length}")
     if not args.text and not (args.tokenizer_folder and args.out):
         raise UserError("give --tokenizer-folder and --out, or --text")
-    if not args.glue.is_dir():
-        raise UserError(f"there is no folder {args.glue}: give the one with GLUE's tasks")
 
 
 # prepare qa

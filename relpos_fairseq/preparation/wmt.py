@@ -12,6 +12,7 @@
 | binarise | `data-bin`, with one dictionary |
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -21,7 +22,7 @@ from typing import TypedDict
 from relpos_fairseq.io.downloads import agree
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import bytes_below, describe_size, open_together, require_space, write_json
-from relpos_fairseq.io.lines import COMPRESSED, read_lines
+from relpos_fairseq.io.lines import COMPRESSED, count_lines, read_lines
 from relpos_fairseq.io.manifests import Manifest, describe_files, labelled, versions
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.io.reading import read_json
@@ -106,7 +107,7 @@ class WmtPreparation(Preparation):
         """Print the sources of the text, and the disk space that the whole needs."""
         described, needed = describe_sources(self.raw)
         print(f"{described}\n\ndisk needed in {self.out}: about {describe_size(needed)}", flush=True)
-        if self.raw.lacks_czeng():
+        if self.raw.lacks_czeng:
             print("without CzEng, which the papers train on: name its folder with --czeng", flush=True)
 
     def check_pair(self) -> None:
@@ -246,7 +247,8 @@ class WmtPreparation(Preparation):
         """
         settings = self.settings
         wanted = {**settings.cleaning(), "languages": [*settings.languages]}
-        total: dict[str, dict] = {"clean": {}}
+        cleaned: dict[str, Counts] = {}
+        tokens = Counter()
         inputs = describe_files(labelled(self.texts.paths(), None), self.hashes)
         for shard in range(1, settings.shards + 1):
             path = settings.shard_folder(shard) / MANIFEST
@@ -274,11 +276,9 @@ class WmtPreparation(Preparation):
             if not whole or manifest["outputs"] != describe_files(paths, self.hashes):
                 raise UserError(f"{path} is not of the files beside it: {again}")
             for name, counts in manifest["stages"].get("clean", {}).items():
-                add_counts(total["clean"].setdefault(name, {}), counts)
-            for key, number in manifest["stages"].get("tokenise", {}).items():
-                tokens = total.setdefault("tokenise", {})
-                tokens[key] = tokens.get(key, 0) + number
-        return total
+                add_counts(cleaned.setdefault(name, {}), counts)
+            tokens.update(manifest["stages"].get("tokenise", {}))
+        return {"clean": cleaned} | ({"tokenise": dict(tokens)} if tokens else {})
 
     # Stages after the shards
 
@@ -307,8 +307,7 @@ class WmtPreparation(Preparation):
     def run_sample(self) -> dict:
         """Choose the pairs that subwords are learned on."""
         settings = self.settings
-        with settings.text("train")[0].open("rb") as file:
-            pairs = sum(1 for _ in file)
+        pairs = count_lines(settings.text("train")[0])
         if not pairs:
             shards = map(settings.shard_folder, range(1, settings.shards + 1))
             stamps = [read_stamp(folder / STAMPS / "clean.json") for folder in shards]

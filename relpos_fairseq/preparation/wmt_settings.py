@@ -124,14 +124,22 @@ class WmtSettings:
 
     Attributes:
         year: wmt14, wmt15 or wmt18; "" for parallel files of the user's own.
-        source: The source language, any code of it.
-        target: The target language.
+        languages: Source and target, any codes of them; also apart, `source` and `target`.
         out: The folder that takes everything.
         tests: Names of the sets to test on.
         tokenizer: "moses" or "none".
+        tokenises: Whether words are cut from punctuation before subwords are learned.
+        remedy: The options that leave more of the text as it is; "" if there are none.
         model_type: "unigram" or "bpe", of sentencepiece.
         shards: The number of shards of the training text.
         shard: The shard to make now; None makes all the rest.
+        downloads: The folder of the archives that are downloaded.
+        pairs: The file of the numbers of pairs of every text.
+        lengths: How the lengths of the training text's sides are counted and compared.
+        folded: The sentences of validation and test sets, which are not trained on.
+        model: The subwords that were learned.
+        learned_on: The sample of the training text that subwords are learned on.
+        dictionary: The subwords of the training text.
 
     Raises:
         UserError: Options that do not go together, or a pair that is none.
@@ -140,12 +148,16 @@ class WmtSettings:
     def __init__(self, options: WmtOptions):
         self.options = options
         *years, pair = options.pair
-        languages = pair.split("-")
+        languages = tuple(pair.split("-"))
         if len(languages) != 2 or not all(languages) or len(set(languages)) != 2 or len(years) > 1:
             raise UserError(f"give [YEAR] PAIR, as in wmt15 en-de; got {' '.join(options.pair)}")
-        self.source, self.target = languages
+        self.languages = self.source, self.target = languages
         fits = options.bpe == SUBWORD_NMT and all(find_language(one).comes_back_from_moses for one in languages)
         self.tokenizer = options.tokenizer or ("moses" if fits else "none")
+        self.tokenises = self.tokenizer == "moses"
+        self.remedy = "" if options.normalization == IDENTITY else f"--normalization {IDENTITY} --tokenizer none"
+        if self.tokenises:
+            self.remedy = "--tokenizer none"
         self.refuse_contradictions()
         other = self.target if self.source == "en" else self.source
         self.year = years[0] if years else ("" if options.from_dir else DEFAULT_YEAR.get(other, ""))
@@ -156,6 +168,12 @@ class WmtSettings:
         self.model_type = options.model_type or MODEL_TYPES[0]
         self.shard: int | None
         self.shard, self.shards = options.shard or (None, options.merge or 1)
+        self.downloads = self.out / "downloads"
+        self.pairs, self.lengths = self.out / "shards" / "pairs.json", self.out / "shards" / "lengths.json"
+        self.folded = self.out / "text" / "held-out.txt"
+        units = self.out / "units"
+        self.model = units / ("bpe.codes" if options.bpe == SUBWORD_NMT else "sentencepiece.model")
+        self.learned_on, self.dictionary = units / "sample.txt", units / "dict.txt"
 
     def refuse_contradictions(self) -> None:
         """Raise an error for options that do not go together."""
@@ -171,61 +189,9 @@ class WmtSettings:
                 f"--normalization {options.normalization} goes with --bpe {SENTENCEPIECE}, not with {options.bpe}"
             )
 
-    @property
-    def languages(self) -> tuple[str, str]:
-        """Source and target."""
-        return self.source, self.target
-
     def sides(self, folder: Path, name: str) -> tuple[Path, Path]:
         """Return the source's and the target's file of a set in a folder."""
         return folder / f"{name}.{self.source}", folder / f"{name}.{self.target}"
-
-    @property
-    def tokenises(self) -> bool:
-        """Whether words are cut from punctuation before subwords are learned."""
-        return self.tokenizer == "moses"
-
-    @property
-    def remedy(self) -> str:
-        """The options that leave more of the text as it is; "" if there are none."""
-        if self.tokenises:
-            return "--tokenizer none"
-        return "" if self.options.normalization == IDENTITY else f"--normalization {IDENTITY} --tokenizer none"
-
-    @property
-    def downloads(self) -> Path:
-        """The folder of the archives that are downloaded."""
-        return self.out / "downloads"
-
-    @property
-    def pairs(self) -> Path:
-        """The numbers of pairs of every text."""
-        return self.out / "shards" / "pairs.json"
-
-    @property
-    def lengths(self) -> Path:
-        """How the lengths of the training text's sides are counted and compared."""
-        return self.out / "shards" / "lengths.json"
-
-    @property
-    def folded(self) -> Path:
-        """The sentences of validation and test sets, which are not trained on."""
-        return self.out / "text" / "held-out.txt"
-
-    @property
-    def model(self) -> Path:
-        """The subwords that were learned."""
-        return self.out / "units" / ("bpe.codes" if self.options.bpe == SUBWORD_NMT else "sentencepiece.model")
-
-    @property
-    def learned_on(self) -> Path:
-        """The sample of the training text that subwords are learned on."""
-        return self.out / "units" / "sample.txt"
-
-    @property
-    def dictionary(self) -> Path:
-        """The subwords of the training text."""
-        return self.out / "units" / "dict.txt"
 
     def text(self, split: str) -> tuple[Path, Path]:
         """Return the files of a set before it is cut into subwords."""

@@ -544,7 +544,7 @@ def wmt(text, monkeypatch):
             digest = hashlib.sha256(content).hexdigest()
             source = RemoteFile(name, urls, f"{name}.tgz", len(content), digest)
             members = {language: f"{name}.de-en.{language}" for language in ("de", "en")}
-            return sources.TrainingCorpus(name, source, members, 1000)
+            return sources.ParallelCorpus(name, source, members, 1000)
 
         def dataset(name, archive, members):
             return SimpleNamespace(
@@ -561,7 +561,7 @@ def wmt(text, monkeypatch):
         )
         for test in tests:
             monkeypatch.setitem(sacrebleu.dataset.DATASETS, test[0], dataset(*test))
-        quick = functools.partial(fetch, attempts=2, backoff=0.01, timeout=20, progress=False)
+        quick = functools.partial(fetch, attempts=2, backoff=0.01, timeout=20)
         monkeypatch.setattr(parallel_text, "fetch", quick)
         yield server
 
@@ -687,7 +687,7 @@ def test_an_archive_that_leads_out_of_its_folder(wmt, tmp_path, capsys, monkeypa
     evil = wmt_text.pack({"../../first.de-en.de": "x\n", "first.de-en.en": "y\n"})
     wmt_text.serve_archives(wmt, {"first.tgz": evil})
     source = RemoteFile("first", corpus.archive.urls, "first.tgz")
-    only = sources.TrainingCorpus("first", source, corpus.members, 10)
+    only = sources.ParallelCorpus("first", source, corpus.members, 10)
     monkeypatch.setitem(sources.TRAINING, ("wmt15", "de"), (only,))
     assert download(tmp_path / "out") == 2
     assert "../" in error(capsys)
