@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -26,7 +24,7 @@ from _pytest.logging import catching_logs
 from hypothesis import Phase
 from hypothesis import settings as hypothesis_settings
 
-from helpers import FULL, quick_configs, warm
+from helpers import FULL, quick_configs
 
 if TYPE_CHECKING:
     from helpers.commands import Corpus
@@ -75,7 +73,6 @@ os.fsync = lambda descriptor: None
 gc.disable()  # until all tests are collected: they stay, and a collection walks through all of them
 # A command makes objects by the hundred thousand: by Python's own 700 it would walk through all a hundred times.
 gc.set_threshold(10_000, 10, 10)
-quick_configs.install()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -166,20 +163,12 @@ def _wait_for_this_disks_clock() -> None:
         files.TICK = int(2e9 * time.clock_getres(CLOCK_REALTIME_COARSE))
 
 
-def _open_folders_warm() -> None:
-    """The program that opens folders begins as `warm.Popen` does: a dozen tests have one of their own."""
-    closing_check = sys.modules.get("relpos_fairseq.formats.closing_check")
-    if closing_check is not None:
-        closing_check.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": warm.Popen})
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
     """The test itself, after its fixtures."""
     _draw_anew()
     _let_integers_overflow()
     quick_configs.compose_by_differences()
-    _open_folders_warm()
     _wait_for_this_disks_clock()
 
 
@@ -244,12 +233,6 @@ def ways(tmp_path: Path, capsys: pytest.CaptureFixture) -> Ways:
     from helpers.formats import Ways
 
     return Ways(tmp_path, capsys)
-
-
-@pytest.fixture
-def warm_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs in Python that this process begins are forks of one that has other libraries imported."""
-    monkeypatch.setattr(subprocess, "Popen", warm.Popen)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from cases import Case
-from helpers import ROOT, warm
+from helpers import ROOT
 from helpers.scheme_calls import call as make_call
 from relpos_fairseq.attention import api, attend
 from relpos_fairseq.attention.native import build, candidates, step
@@ -138,7 +138,8 @@ def test_processes_at_once_compile_once(
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = [
-        warm.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
     ]
     assert [process.communicate(timeout=300)[0].strip() for process in started] == ["7", "7"]
     assert runs.read_text() == "run\n"

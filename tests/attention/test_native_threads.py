@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from helpers import ROOT, warm
+from helpers import ROOT, processes
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.core.relations import Clipped
@@ -82,7 +82,7 @@ def test_threads_that_end_leave_nothing() -> None:
     )
     calm = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}  # waiting threads take no time from others
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **calm}
-    done = warm.run([sys.executable, "-c", code], env=environment)
+    done = processes.run([sys.executable, "-c", code], env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     before, after = map(int, done.stdout.split())
     assert after - before < 60  # MB; 2 a thread of OpenMP's, were they kept

@@ -73,7 +73,6 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     selftest_cache.sources.cache_clear()
 
 
-@pytest.mark.usefixtures("warm_children")
 def test_a_sound_kernel_and_a_broken_one(planted, caplog: pytest.LogCaptureFixture) -> None:
     """A verdict is kept for a kernel's sources, and read by the next process."""
     inputs = make_call()
@@ -100,7 +99,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.usefixtures("warm_children")
 def test_a_trial_imports_nothing_from_where_a_user_stands(planted, tmp_path, monkeypatch) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")
     monkeypatch.chdir(tmp_path)
@@ -108,7 +106,6 @@ def test_a_trial_imports_nothing_from_where_a_user_stands(planted, tmp_path, mon
     assert selftest_cache.run(form_of(make_call())) == ([], True)
 
 
-@pytest.mark.usefixtures("warm_children")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_trials_without_a_result(fault: str, planted) -> None:
     """A death and silence are verdicts; a device without room for a second process is none."""

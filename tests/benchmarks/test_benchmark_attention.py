@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cases import CASES, INPUT, Case
-from helpers import FULL, ROOT, warm
+from helpers import FULL, ROOT, processes
 from helpers.commands import relpos
 from relpos_fairseq.attention import attend
 from relpos_fairseq.attention.inputs import probabilities
@@ -175,7 +175,7 @@ def test_needs_torch_alone() -> None:
         "from relpos_fairseq.cli.main import main\n"
         f"sys.exit(main(['benchmark', 'attention', *{command}]))"
     )
-    done = warm.run([sys.executable, "-c", program], cwd=ROOT)
+    done = processes.run([sys.executable, "-c", program], cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "| m4 |" in done.stdout
 

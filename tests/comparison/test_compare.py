@@ -22,7 +22,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from helpers import FULL, warm
+from helpers import FULL, processes
 from relpos_fairseq.cli.main import main as relpos
 from relpos_fairseq.io.errors import BusyError, ToolError, UserError
 from relpos_fairseq.io.files import write_json
@@ -581,8 +581,8 @@ def test_a_comparison_survives_a_kill(tmp_path, monkeypatch, capsys):
     (tmp_path / "text.txt").write_text("To be, or not to be.\n" * 60)
     spec = write(tmp_path / "small.yaml", content)
     given = command("run", spec, "--workers", 2, "--work", tmp_path / "work")
-    how = {"cwd": tmp_path, "env": environment(), "fairseq": True}
-    first = warm.Popen(given, **how, stdout=subprocess.PIPE, text=True)
+    how = {"cwd": tmp_path, "env": environment()}
+    first = subprocess.Popen(given, **how, stdout=subprocess.PIPE, text=True)
     for line in first.stdout:
         if line.startswith(f"[{tasks}/"):  # when the last task begins
             break
@@ -597,7 +597,7 @@ def test_a_comparison_survives_a_kill(tmp_path, monkeypatch, capsys):
     results = ResultStore(tmp_path / "small").files()  # a run that was killed as it wrote has a temporary file beside
     kept = {path: path.read_text() for path in results}
     assert kept
-    done = warm.run(given, **how)
+    done = processes.run(given, **how)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"{2 * tasks} runs, {2 * tasks - len(kept)} to do" in done.stdout
     assert all(path.read_text() == text for path, text in kept.items())

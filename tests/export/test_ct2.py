@@ -309,7 +309,7 @@ def test_an_engine_that_differs_writes_nothing(checkpoint, ways, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_benchmark_has_a_row_for_each_search(corpus, checkpoint, capsys, timed_here, warm_children):
+def test_the_benchmark_has_a_row_for_each_search(corpus, checkpoint, capsys, timed_here):
     assert relpos("benchmark", "serving", checkpoint, "--data", corpus.binary, "--rounds", "1") == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if re.search(r"^\|.*\d\.\d", line)]
     rows = [row for row in rows if "bf16" not in row]

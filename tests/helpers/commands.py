@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 from unittest import mock
 
-from helpers import FULL, ROOT, USER_DIR, warm
+from helpers import FULL, ROOT, USER_DIR, processes
 
 CONFIGS = ROOT / "examples" / "translation" / "config"
 TEST_SENTENCES, VALID_SENTENCES = 37, 29  # no multiples of 8, fairseq's batch size multiple
@@ -144,7 +144,7 @@ def command(*arguments: str | Path, fails: bool = False, cwd: Path = ROOT, stdin
     """Run a command of this Python's environment in a process of its own, and return its output.
 
     Args:
-        arguments: program (`fairseq-train`, `python`, `torchrun`) and arguments, which begins as `warm.run` does.
+        arguments: program (`fairseq-train`, `python`, `torchrun`) and arguments, run by `processes.run`.
         fails: whether it must end with a status other than 0.
         cwd: working directory.
         stdin: what it reads.
@@ -156,7 +156,7 @@ def command(*arguments: str | Path, fails: bool = False, cwd: Path = ROOT, stdin
     program, *rest = map(str, arguments)
     path = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
     how = {"cwd": cwd, "env": child_environment() | environment, "input": stdin}
-    done = warm.run([path, *rest], **how, joined=True)
+    done = processes.run([path, *rest], **how, joined=True)
     if (done.returncode != 0) != fails:
         died = "\n".join(line for line in done.stdout.splitlines() if DEATH.search(line))
         said = f"{done.stdout[-4000:]}\n{died}"

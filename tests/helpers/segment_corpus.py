@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers import warm
 from helpers.commands import QUIET, USER_DIR, call
 from helpers.folders import prepare
 
@@ -88,7 +87,7 @@ def killed_after(update: int, data: Path, save_dir: Path, *more: str | Path) -> 
         Its exit status: -9 where it was killed.
     """
     script = Path(sys.executable).parent / "fairseq-train"
-    process = warm.Popen(
+    process = subprocess.Popen(
         [str(script), *arguments(data, save_dir, *more)],
         env=os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

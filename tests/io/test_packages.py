@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ROOT, warm
+from helpers import ROOT, processes
 from relpos_fairseq.io import packages
 from relpos_fairseq.io.command import run_command
 
@@ -53,7 +53,7 @@ def test_a_command_names_what_installs_it(module: str, folder: Path) -> None:
     command, extra = COMMANDS[module]
     run = [sys.executable, "-c", HIDING, module, *command.split()]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = warm.run(run, cwd=folder, env=environment)
+    done = processes.run(run, cwd=folder, env=environment)
     installs = f"'relpos_fairseq[{extra}]'" if extra else packages.INSTALLS.get(module, module)
     last = done.stderr.strip().splitlines()[-1]
     assert (done.returncode, last) == (

@@ -10,7 +10,7 @@ import torch
 from torch.func import functional_call, grad, jvp, vmap
 
 from cases import CASES, LIKE_OTHERS, randomize
-from helpers import FULL, ROOT, warm
+from helpers import FULL, ROOT, processes
 from helpers.forms import told_apart
 from relpos_fairseq.core.placement import Placement
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
@@ -148,7 +148,7 @@ def test_needs_no_fairseq():
     blocks = [part.partition("```")[0] for part in page.split("```python\n")[1:]]
     example = next(block for block in blocks if "relpos_fairseq.nn" in block)
     hidden = "import sys; sys.modules['fairseq'] = None\n"
-    done = warm.run([sys.executable, "-c", hidden + example], cwd=ROOT)
+    done = processes.run([sys.executable, "-c", hidden + example], cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import relpos_fairseq  # noqa: F401
-from helpers import FULL, ROOT, warm
+from helpers import FULL, ROOT
 from helpers import commands as cli
 from helpers.commands import Corpus
 from relpos_fairseq.patches import interruption
@@ -29,9 +29,9 @@ def begin(*command: str | Path, **place: str) -> subprocess.Popen[str]:
     run = [str(Path(sys.executable).parent / program), *rest]
     environment = cli.child_environment() | {"PYTHONPATH": str(ROOT)} | place
     how = {"env": environment, "cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    # A shell's job in the background ignores Ctrl-C, and its children with it; those that are begun warm do not.
+    # A shell's job in the background ignores Ctrl-C, and its children with it.
     listens = {"preexec_fn": functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)}
-    return warm.Popen(run, **how, **(listens if FULL else {}))
+    return subprocess.Popen(run, **how, **listens)
 
 
 def until_an_update(process: subprocess.Popen[str]) -> str:

@@ -21,7 +21,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from matplotlib import pyplot as plt
 from omegaconf import OmegaConf
 
-from helpers import warm
+from helpers import processes
 from helpers.commands import relpos
 from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.core.config import PositionConfig, resolve
@@ -480,7 +480,7 @@ def test_as_a_command_with_torn_data(save, data, tmp_path):
         size = 20 if path.name == "test.en-de.en.idx" else None
         (torn / path.name).write_bytes(path.read_bytes()[:size])
     command = [sys.executable, "-m", "relpos_fairseq.cli", "plot", str(save("none")), "--data", str(torn)]
-    done = warm.run([*command, "--out", str(tmp_path / "out")], cwd=tmp_path)
+    done = processes.run([*command, "--out", str(tmp_path / "out")], cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "run fairseq-preprocess again" in done.stderr
     assert not (tmp_path / "out").exists()

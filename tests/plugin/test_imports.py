@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import relpos_fairseq
-from helpers import ROOT, USER_DIR, warm
+from helpers import ROOT, USER_DIR
 from relpos_fairseq import plugin
 
 PURE = ("attention", "schemes", "text", "io", "preparation")
@@ -46,9 +46,10 @@ BY_FLAG = (
 )
 
 
-def after(*statements: str, anew: bool = False) -> tuple[list[str], set[str]]:
-    """What a process has loaded after some statements, torch among it unless anew, and the names that fairseq knows."""
-    done = warm.run([sys.executable, "-W", "ignore", "-c", "\n".join((*statements, SHOW))], cwd=ROOT, anew=anew)
+def after(*statements: str) -> tuple[list[str], set[str]]:
+    """What a process has loaded after some statements, and the names that fairseq knows."""
+    run = [sys.executable, "-W", "ignore", "-c", "\n".join((*statements, SHOW))]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr[-2000:]
     loaded, names = json.loads(done.stdout.splitlines()[-1])
     return loaded, set(names)
@@ -56,10 +57,7 @@ def after(*statements: str, anew: bool = False) -> tuple[list[str], set[str]]:
 
 def test_public_names_are_there_and_say_what_they_are() -> None:
     """Each has a docstring whose first line is a sentence; the package that lists them has loaded none."""
-    assert (
-        after("import relpos_fairseq", "assert {'convert', '__version__'} <= set(dir(relpos_fairseq))", anew=True)[0]
-        == []
-    )
+    assert after("import relpos_fairseq", "assert {'convert', '__version__'} <= set(dir(relpos_fairseq))")[0] == []
     for name in relpos_fairseq.PUBLIC:
         found = getattr(relpos_fairseq, name)
         assert found.__name__ == name and (found.__doc__ or "").strip().split("\n")[0].endswith(".")
@@ -70,7 +68,7 @@ def test_public_names_are_there_and_say_what_they_are() -> None:
 
 
 def test_the_package_alone_loads_nothing() -> None:
-    assert after("import relpos_fairseq", anew=True)[0] == []
+    assert after("import relpos_fairseq")[0] == []
 
 
 @pytest.mark.slow

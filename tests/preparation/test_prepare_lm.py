@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import folders, warm
+from helpers import folders, processes
 from helpers.commands import call
 from helpers.faulty_server import serve
 from helpers.folders import contents, prepare_status
@@ -510,13 +510,13 @@ def test_killed_at_any_moment_and_run_again(tmp_path, seed):
     command = [str(part) for part in command]
     chance = random.Random(seed)
     for _ in range(4):
-        process = warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
             process.communicate(timeout=0.3 + 1.2 * chance.random())
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate(timeout=60)
-    assert warm.run(command).returncode == 0
+    assert processes.run(command).returncode == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
 
 

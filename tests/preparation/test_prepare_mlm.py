@@ -19,7 +19,7 @@ from fairseq.data import Dictionary, TokenBlockDataset, data_utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import warm
+from helpers import processes
 from helpers.folders import contents, parsed, prepare, prepare_status
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.preparation import documents, mlm
@@ -250,14 +250,15 @@ def test_interrupted_run_goes_on_to_the_same_files(tmp_path, text, prepared, mon
 def test_killed_run_goes_on_to_the_same_files(tmp_path, text, prepared):
     out = tmp_path / "out"
     command = [sys.executable, "-u", "-m", "relpos_fairseq.cli", "prepare", "mlm"]
-    with warm.Popen([*command, *arguments(out, text, "--workers", "2")], stdout=subprocess.PIPE, text=True) as process:
+    command += arguments(out, text, "--workers", "2")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:  # ends at the end of the file
             if line.startswith("[4/"):
                 process.kill()
                 break
         process.stdout.read()
     assert not (out / "manifest.json").exists()
-    done = warm.run([*command, *arguments(out, text, "--workers", "2")])
+    done = processes.run(command)
     assert done.returncode == 0, done.stderr
     assert "tokenizer ... unchanged" in done.stdout
     assert contents(out, ".stages") == contents(prepared, ".stages")

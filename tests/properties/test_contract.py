@@ -12,7 +12,7 @@ import torch
 
 import relpos_fairseq
 from cases import LIKE_OTHERS, Case, build, kinds_of
-from helpers import ROOT, warm
+from helpers import ROOT, processes
 from relpos_fairseq import scheme_table
 from relpos_fairseq.core.config import OPTIONS, PositionConfig, resolve
 from relpos_fairseq.core.options import (
@@ -384,5 +384,5 @@ def test_schemes_and_attention_need_no_fairseq() -> None:
         "import relpos_fairseq.core.config, relpos_fairseq.core.placement\n"
         "print(relpos_fairseq.__version__, len(relpos_fairseq.schemes.scheme_names()))\n"
     )
-    result = warm.run([sys.executable, "-c", code], cwd=ROOT)
+    result = processes.run([sys.executable, "-c", code], cwd=ROOT)
     assert result.stdout.split() == [relpos_fairseq.__version__, str(len(scheme_names()))], result.stderr

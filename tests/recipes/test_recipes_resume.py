@@ -24,7 +24,7 @@ import torch._dynamo  # noqa: F401  the first optimizer does, in each fork if no
 from omegaconf import OmegaConf
 
 import relpos_fairseq  # noqa: F401  registers the models
-from helpers import FULL, ROOT, USER_DIR, recipes, warm
+from helpers import FULL, ROOT, USER_DIR, recipes
 from helpers.commands import captured, load, write_corpus
 from helpers.questions import make_data
 from helpers.roberta import write_packed, write_pairs
@@ -235,7 +235,7 @@ sys.argv += "--decoder-attention-heads 2 --save-interval-updates 2 --warmup-upda
 from fairseq_cli.train import cli_main
 cli_main()
 """
-PYTHON = '#!/bin/sh\ncase "$*" in *"evaluate length "*) exit 0 ;; *) exec whole-python "$@" ;; esac\n'
+PYTHON = f'#!/bin/sh\ncase "$*" in *"evaluate length "*) exit 0 ;; *) exec {sys.executable} "$@" ;; esac\n'
 
 
 @pytest.mark.slow
@@ -245,9 +245,12 @@ def test_a_killed_script_resumes_to_the_same_checkpoint(tmp_path):
     What a kill would leave is copied while the whole one trains; each night (RELPOS_ONNX=full) one is killed.
     """
     (tmp_path / "trainer.py").write_text(TRAINER)
-    (tmp_path / "python").write_text(PYTHON)
-    (tmp_path / "python").chmod(0o755)
-    programs = {"fairseq-train": [sys.executable, tmp_path / "trainer.py"], "whole-python": [sys.executable]}
+    for name, text in {
+        "python": PYTHON,
+        "fairseq-train": f'#!/bin/sh\nexec {sys.executable} {tmp_path}/trainer.py "$@"\n',
+    }.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
     draw = random.Random(1)
     words = "the king of a land had three sons and gold".split()
     lines = (" ".join(draw.choices(words, k=8)) for _ in range(900))
@@ -260,11 +263,10 @@ def test_a_killed_script_resumes_to_the_same_checkpoint(tmp_path):
         return subprocess.run(command, env=environment | more, stdout=subprocess.DEVNULL).returncode
 
     copied = {} if FULL else {"KILL_AT": "5", "COPY": f"{tmp_path / 'whole'} {tmp_path / 'parts'}"}
-    with warm.programs(tmp_path, programs):
-        assert run("whole", **copied) == 0
-        assert not FULL or run("parts", KILL_AT="5") != 0
-        assert not (tmp_path / "parts" / "alibi-7" / "finished").exists()
-        assert run("parts") == 0
+    assert run("whole", **copied) == 0
+    assert not FULL or run("parts", KILL_AT="5") != 0
+    assert not (tmp_path / "parts" / "alibi-7" / "finished").exists()
+    assert run("parts") == 0
     once, twice = (load(tmp_path / part / "alibi-7" / "checkpoint_last.pt") for part in ("whole", "parts"))
     for part in ("model", "last_optimizer_state"):
         assert_same(twice[part], once[part], part)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from conftest import ROOT
 
-from helpers import warm
+from helpers import processes
 
 USE = """
 import dataclasses, torch
@@ -59,5 +59,5 @@ def test_the_example_of_the_readme_is_enough(tmp_path: Path) -> None:
         subprocess.run(ruff, check=True)
     settings = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", USE]
-    done = warm.run(command, cwd=tmp_path, env=settings)
+    done = processes.run(command, cwd=tmp_path, env=settings)
     assert done.returncode == 0, done.stderr[-3000:]
