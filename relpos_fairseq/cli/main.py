@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 
 from relpos_fairseq.cli import command
-from relpos_fairseq.io.command import run_command, wait_passively
+from relpos_fairseq.io.command import AGAIN, run_command, wait_passively
 from relpos_fairseq.io.options import argument
 from relpos_fairseq.io.progress import doing
 from relpos_fairseq.io.records import writing_as
@@ -75,17 +75,16 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> int:
     name, rest = find(argv)
     if name is None:
         return run_command(overview, argv)
-    declared = load(name)
-    program = program or f"relpos {name}"
 
     def run(argv: Sequence[str]) -> object:
-        given = command.parse(declared, program, argv)
+        given = command.parse(load(name), program or f"relpos {name}", argv)
         with writing_as(f"relpos {name}", command.homes_of(given)):
             command.check(given)
             with doing(f"relpos {name}"):
                 return given.run(argv)
 
-    return run_command(run, rest, declared.interrupted)
+    # what is imported is interrupted too
+    return run_command(lambda argv: run_command(run, argv, load(name).interrupted), rest, AGAIN)
 
 
 def find(argv: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -10,11 +10,13 @@ import shutil
 import subprocess
 import sys
 from dataclasses import fields
+from unittest.mock import Mock
 
 import pytest
 
 from helpers import ROOT
 from helpers.commands import relpos
+from relpos_fairseq.cli import main
 from relpos_fairseq.cli.command import READERS, check, parser_of, roles_of
 from relpos_fairseq.cli.convert import POSITIONS
 from relpos_fairseq.cli.main import COMMANDS, load
@@ -90,6 +92,12 @@ def test_a_typing_error_is_answered_by_what_was_meant(given, said, capsys):
 def test_the_version(capsys):
     assert relpos("--version") == 0
     assert capsys.readouterr().out == f"relpos_fairseq {__version__}\n"
+
+
+def test_a_command_that_is_interrupted_before_it_is_imported_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(main, "load", Mock(side_effect=KeyboardInterrupt))
+    assert relpos("average", "a.pt", "--out", "b.pt") == 130
+    assert capsys.readouterr().err == "interrupted; nothing is kept: the same command starts over\n"
 
 
 def test_groups_are_listed(capsys):
