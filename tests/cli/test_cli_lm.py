@@ -160,22 +160,6 @@ def test_flags_of_a_size_switch_nothing_off(text: Path, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--position-scheme", "learned"], "cannot carry memory"),
-        (["--mem-len", "-1"], "mem_len must be >= 0, got -1"),
-        (["--clamp-len", "5", "--position-scheme", "t5"], "--clamp-len 5 does not apply"),
-    ],
-)
-def test_wrong_flags_of_xl(text: Path, tmp_path: Path, flags: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call(
-            *("train", text, "--user-dir", USER_DIR, *TRAIN, "--save-dir", tmp_path, *TINY),
-            *("--arch", "relpos_transformer_xl_tiny", *flags),
-        )
-
-
 def test_restoring_another_model(text: Path, trained: Path, tmp_path: Path) -> None:
     """Training on from a checkpoint of another model ends with what differs."""
     with pytest.raises(ValueError, match="checkpoint of another model"):

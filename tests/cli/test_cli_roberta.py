@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from helpers import FULL, recipes
 from helpers import commands as cli
 from helpers.commands import USER_DIR, call, relpos
-from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed, write_pairs
+from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
 from relpos_fairseq.core.placement import PositionMismatchError
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.text import train_tokenizer
@@ -33,16 +33,6 @@ GLUE = [
 BOS, PAD, EOS = 0, 1, 2
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_packed(tmp_path_factory.mktemp("packed"))
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pairs(tmp_path_factory.mktemp("pairs"))
-
-
 def pretrain(data: Path, save: Path, *more: str) -> str:
     flags = [*ARCH, *OPTIMIZE, *MASKED_LM, *PACKED, *more]
     return call("train", str(data), *flags, "--save-dir", str(save))
@@ -53,17 +43,6 @@ def masked_lm(data: Path, *more: str):
     parser = options.get_training_parser()
     args = options.parse_args_and_arch(parser, [str(data), *ARCH, *MASKED_LM, *PACKED, *more])
     return tasks.setup_task(convert_namespace_to_omegaconf(args).task)
-
-
-def states(*paths: Path) -> None:
-    """Two checkpoints agree to the bit, optimizer included."""
-    one, two = (cli.load(path) for path in paths)
-    assert one["model"].keys() == two["model"].keys()
-    for name, value in one["model"].items():
-        assert torch.equal(two["model"][name], value), name
-    pairs = zip(*(c["last_optimizer_state"]["state"].values() for c in (one, two)), strict=True)
-    for mine, other in pairs:
-        assert torch.equal(mine["exp_avg_sq"], other["exp_avg_sq"])
 
 
 @pytest.mark.slow
@@ -93,7 +72,7 @@ def test_resume_is_exact(packed: Path, tmp_path: Path) -> None:
         pretrain(packed, parts, *flags, "--max-update", stop)
     epochs = cli.load(parts / "checkpoint_last.pt")["extra_state"]["train_iterator"]["epoch"]
     assert epochs > 1
-    states(whole / "checkpoint_last.pt", parts / "checkpoint_last.pt")
+    cli.assert_same_state(whole / "checkpoint_last.pt", parts / "checkpoint_last.pt")
 
 
 @pytest.mark.slow
@@ -216,11 +195,6 @@ def test_wrong_word_starts(packed: Path, tmp_path: Path) -> None:
         word_starts(tmp_path, dictionary)
 
 
-def test_max_positions_smaller_than_the_data(packed: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--max-positions 16 is smaller than .* 24 tokens"):
-        pretrain(packed, tmp_path, "--max-positions", "16", *BRIEF)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["learned", "m4"])
 def test_resume_with_other_positions(packed: Path, tmp_path: Path, scheme: str) -> None:
@@ -242,7 +216,7 @@ def test_fine_tuning_resumes(pairs: Path, tmp_path: Path) -> None:
     finetune(pairs, tmp_path / "whole", *flags, "--max-update", "20")
     for stop in ("4", "17", "20"):
         finetune(pairs, tmp_path / "parts", *flags, "--max-update", stop)
-    states(*(tmp_path / part / "checkpoint_last.pt" for part in ("whole", "parts")))
+    cli.assert_same_state(*(tmp_path / part / "checkpoint_last.pt" for part in ("whole", "parts")))
 
 
 @pytest.mark.slow

@@ -74,19 +74,6 @@ def shape_of(model) -> tuple:
     return sides[0]
 
 
-def assert_same_state(first: Path, second: Path) -> None:
-    """Model and optimizer of two checkpoints are equal to the bit."""
-    one, two = cli.load(first), cli.load(second)
-    assert one["model"].keys() == two["model"].keys()
-    for name, tensor in one["model"].items():
-        assert torch.equal(tensor, two["model"][name]), name
-    states = [checkpoint["last_optimizer_state"]["state"] for checkpoint in (one, two)]
-    assert states[0].keys() == states[1].keys() and states[0]
-    for key, state in states[0].items():
-        for name, part in state.items():
-            assert torch.equal(torch.as_tensor(part), torch.as_tensor(states[1][key][name])), name
-
-
 # Train, then every tool that reads a checkpoint; none is told the scheme.
 
 
@@ -345,7 +332,7 @@ def test_resume_inside_epoch_1_is_exact(corpus, tmp_path, flags):
     shutil.copy(tmp_path / "parts" / "checkpoint_last.pt", tmp_path / "at_3.pt")
     output = cli.train(corpus, tmp_path / "parts", *flags, "--max-update", "8")
     assert "(epoch 1 @ 3 updates)" in output
-    assert_same_state(*(tmp_path / part / "checkpoint_last.pt" for part in ("whole", "parts")))
+    cli.assert_same_state(*(tmp_path / part / "checkpoint_last.pt" for part in ("whole", "parts")))
     assert cli.load(tmp_path / "at_3.pt")["optimizer_history"][-1]["num_updates"] == 3
 
 
@@ -358,7 +345,7 @@ def test_resume_later_is_exact_with_new_batches_an_epoch(corpus, tmp_path, stop)
     before = cli.load(tmp_path / "parts" / "checkpoint_last.pt")
     assert 8 < before["optimizer_history"][-1]["num_updates"] < 14
     cli.train(corpus, tmp_path / "parts", *flags, "--max-update", "14")
-    assert_same_state(*(tmp_path / part / "checkpoint_last.pt" for part in ("whole", "parts")))
+    cli.assert_same_state(*(tmp_path / part / "checkpoint_last.pt" for part in ("whole", "parts")))
 
 
 # Checkpoints under other flags.

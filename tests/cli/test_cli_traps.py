@@ -26,11 +26,6 @@ from relpos_fairseq.patches.training import quiet_warnings
 UPDATES = ("--max-update", "2", "--disable-validation")
 
 
-@pytest.fixture
-def checkpoint(briefly) -> Path:
-    return briefly("--position-scheme", "m4")
-
-
 def test_help_has_the_flags_of_a_model():
     """That of fairseq alone ends before it knows which model it is."""
     start = ("fairseq-train", "--user-dir", USER_DIR, "--optimizer", "adam")
@@ -245,62 +240,6 @@ def test_spawned_processes_load_the_plugin(checkpoint):
 
 # What users get wrong.
 
-BAD_FLAGS = {
-    "unknown": (("--position-scheme", "m5"), "unknown position scheme 'm5': choose one of none, "),
-    "unknown_member": (("--position-scheme", "learned+m5"), "unknown position scheme 'm5'"),
-    "empty_member": (("--position-scheme", "learned+"), "unknown position scheme ''"),
-    "none_and_other": (("--position-scheme", "none+m4"), "none adds nothing, leave it out"),
-    "twice": (("--position-scheme", "m4+m4"), "each member may stand in a hybrid once"),
-    "scales": (("--position-scheme", "deberta+m4"), "scales disagree (deberta 1/sqrt(3d), m4 1/sqrt(1d))"),
-    "one_side": (("--decoder-position-scheme", "m5"), "unknown position scheme 'm5'"),
-    "not_taken": (
-        ("--position-scheme", "m4", "--position-rank", "4"),
-        "--position-rank 4 does not apply to position scheme m4: leave it out or at auto",
-    ),
-    "clip": (("--position-scheme", "m4", "--position-clip-distance", "-1"), "clip_distance must be >= 0, got -1"),
-    "clip_word": (
-        ("--position-scheme", "m4", "--position-clip-distance", "far"),
-        "clip_distance must be a whole number >= 0, got far",
-    ),
-    "rank": (("--position-scheme", "abs_scalar", "--position-rank", "0"), "rank must be >= 1, got 0"),
-    "share": (
-        ("--position-scheme", "m4", "--position-share", "head"),
-        "--position-share must be auto, none, heads, layers or both, got head",
-    ),
-    "heads": (
-        ("--position-scheme", "m4", "--encoder-attention-heads", "3"),
-        "embed_dim must be divisible by the number of heads, got embed_dim 32 and 3 heads",
-    ),
-    "segments": (
-        ("--position-scheme", "m4", "--segment-encoding", "head"),
-        "--segment-encoding head: translation supplies no segments; leave it at none",
-    ),
-    "backend": (
-        ("--position-scheme", "m4", "--attention-backend", "fast"),
-        "--attention-backend must be one of auto, reference, ",
-    ),
-    "backend_of_another_scheme": (
-        ("--position-scheme", "m4", "--attention-backend", "sdpa"),
-        "--attention-backend sdpa cannot evaluate key_vectors and query_vectors of position scheme "
-        "m4: leave it at auto",
-    ),
-    "kernel_of_another_scheme": (
-        ("--position-scheme", "abs_scalar", "--position-rank", "130") + ("--attention-backend", "triton"),
-        "--attention-backend triton cannot evaluate static_factors of rank 130 ",
-    ),
-    "scale": (("--position-scheme", "m4", "--position-scale", "0"), "scale must be "),
-}
-
-
-@pytest.mark.parametrize("name", BAD_FLAGS)
-def test_bad_flag_is_refused(corpus, tmp_path, name):
-    flags, message = BAD_FLAGS[name]
-    with pytest.raises(ValueError) as caught:
-        cli.train(corpus, tmp_path, *flags, *UPDATES)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not list(tmp_path.glob("*.pt"))
-
 
 @pytest.mark.slow
 def test_bad_flag_ends_the_command(corpus, tmp_path):
@@ -367,30 +306,6 @@ def test_errors_that_tell_their_cause_are_one_line(error, said):
     assert found is None if said is None else found.startswith(said)
 
 
-@pytest.mark.parametrize("flag", ["--beam", "--nbest"])
-def test_a_search_for_nothing(corpus, checkpoint, flag):
-    with pytest.raises(ValueError, match=f"{flag} must be >= 1, got 0"):
-        cli.generate(corpus, checkpoint, flag, "0")
-
-
-def test_half_precision_needs_a_gpu(corpus, tmp_path):
-    with pytest.raises(ValueError, match="--fp16 needs a GPU: on a CPU leave it out"):
-        cli.train(corpus, tmp_path, "--fp16", *UPDATES)
-
-
-def test_a_flag_that_takes_no_value(corpus, checkpoint, tmp_path):
-    """Of every command; fairseq before 0.10 wanted True or False behind it."""
-    message = "--left-pad-source False: the flag takes no value; alone it means False, and without it True"
-    for run in (
-        lambda *more: cli.train(corpus, tmp_path, *more, *UPDATES),
-        lambda *m: cli.generate(corpus, checkpoint, *m),
-    ):
-        with pytest.raises(ValueError, match=message):
-            run("--left-pad-source", "False")
-    with pytest.raises(SystemExit):  # as fairseq says it
-        cli.train(corpus, tmp_path, "--left-pad", "False", *UPDATES)
-
-
 def train_by(corpus: Corpus, folder: Path, *optimizer: str) -> str:
     """Train without the optimizer that the other tests have, and with the flags given in its place."""
     given = [*map(str, cli.train_arguments(corpus, folder, "--disable-validation"))]
@@ -415,24 +330,6 @@ def test_a_resume_under_another_optimizer(corpus, tmp_path):
             train_by(corpus, tmp_path, *four, *other)
     assert "num_updates: 4" in train_by(corpus, tmp_path, *four, "--bf16", "--optimizer", "relpos_adam", *fixed)
     train_by(corpus, tmp_path, "--max-update", "6", "--bf16", "--optimizer", "nag", *fixed, "--reset-optimizer")
-
-
-def test_a_sample_longer_than_a_batch(corpus, checkpoint):
-    with pytest.raises(ValueError, match=r"sample #\d+ has \d+ tokens, and a batch --max-tokens 5: raise it"):
-        cli.generate(corpus, checkpoint, "--max-tokens", "5")
-
-
-def test_a_training_needs_an_optimizer(corpus, tmp_path):
-    with pytest.raises(ValueError, match="a training needs --optimizer: --optimizer adam, or --optimizer relpos_adam"):
-        train_by(corpus, tmp_path, "--max-update", "2")
-
-
-def test_flags_of_fairseqs_positions_name_ours(corpus, tmp_path):
-    message = "give --position-scheme learned, or for one side --encoder-position-scheme learned"
-    with pytest.raises(ValueError, match=message):
-        cli.train(corpus, tmp_path, "--encoder-learned-pos", *UPDATES)
-    with pytest.raises(ValueError, match="--cross-self-attention would mix the positions"):
-        cli.train(corpus, tmp_path, "--cross-self-attention", *UPDATES)
 
 
 def broken(checkpoint: Path, folder: Path, how: str) -> Path:
@@ -499,11 +396,6 @@ def test_broken_checkpoint_is_refused(corpus, checkpoint, tmp_path, how, tool):
     assert str(path) in message and said in message and "\n" not in message
     assert whole or f"({len(before):,} bytes)" in message
     assert path.read_bytes() == before
-
-
-def test_missing_checkpoint_says_so(corpus, tmp_path):
-    with pytest.raises(OSError, match="Model file not found: .*absent.pt"):
-        cli.generate(corpus, tmp_path / "absent.pt")
 
 
 # Length limits.

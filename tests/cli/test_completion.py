@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from helpers import ROOT
-from helpers.commands import relpos
 
 BASH = """
 source ./script
@@ -97,12 +96,6 @@ def test_a_script_needs_neither_torch_nor_fairseq():
         "sys.exit(bool({'torch', 'fairseq'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=ROOT)
-
-
-def test_another_shell_is_one_line(capsys):
-    with pytest.raises(SystemExit):
-        relpos("completion", "tcsh")
-    assert "argument shell: invalid choice: 'tcsh'" in capsys.readouterr().err
 
 
 def test_every_scheme_is_completed():

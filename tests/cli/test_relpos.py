@@ -69,24 +69,6 @@ def test_help_fits_a_terminal(helps, capsys):
     assert capsys.readouterr().out.startswith("usage: relpos score ")
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["avrage", "x"], "did you mean relpos average?"),
-        (["prepare", "wtm", "en-de"], "did you mean relpos prepare wmt?"),
-        (["evalute"], "did you mean relpos evaluate?"),
-        (["score", "x", "--refrence", "y"], "did you mean --reference?"),
-        (["xyz"], "there is no command xyz (see"),
-    ],
-)
-def test_a_typing_error_is_answered_by_what_was_meant(given, said, capsys):
-    try:
-        assert relpos(*given) == 2
-    except SystemExit as end:
-        assert end.code == 2
-    assert said in capsys.readouterr().err
-
-
 def test_the_version(capsys):
     assert relpos("--version") == 0
     assert capsys.readouterr().out == f"relpos_fairseq {__version__}\n"
@@ -119,14 +101,6 @@ def test_quickstart_says_its_options_before_anything_is_installed(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: relpos quickstart ")
     assert not (tmp_path / ".venv").exists()
-
-
-def test_wrong_arguments_are_one_line(capsys):
-    with pytest.raises(SystemExit) as ended:
-        relpos("average", "--out", "x.pt")
-    assert ended.value.code == 2
-    error = capsys.readouterr().err.splitlines()
-    assert len(error) == 1 and error[0].startswith("relpos average: error: ")
 
 
 def test_pip_installs_the_command():
@@ -250,25 +224,6 @@ def test_no_command_writes_over_what_it_reads(tmp_path, linked):
         setattr(given, out, other)
         with pytest.raises(UserError, match=f"{out.replace('_', '-')} .* is also an input .*{read.replace('_', '-')}"):
             check(given)
-
-
-def test_outputs_over_inputs_are_one_line(tmp_path, capsys):
-    path = tmp_path / "in.txt"
-    path.write_text("mine\n")
-    for words in (
-        ("translate", tmp_path / "m.pt", path, "--out", path),
-        ("fill", tmp_path / "m.pt", path, "--out", path),
-        ("average", path, "--out", path),
-        ("score", path, "--reference", path, "--target-lang", "de", "--out", path),
-        ("prepare", "lm", "--train", path, "--valid", path, "--level", "word", "--out", path),
-    ):
-        assert relpos(*words) == 2
-        assert "is also an input" in capsys.readouterr().err and path.read_text() == "mine\n"
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "train.txt").write_text("mine\n" * 40)
-    assert relpos("prepare", "lm", "--text", tmp_path / "text/train.txt", "--shares", "0.5,0.5", "--out", tmp_path) == 2
-    assert "train.txt is also an input" in capsys.readouterr().err
-    assert (tmp_path / "text" / "train.txt").read_text() == "mine\n" * 40
 
 
 def test_waiting_threads_sleep_in_every_command():

@@ -272,26 +272,6 @@ def test_a_converted_classifier_of_other_classes_is_refused(tmp_path):
         classification.in_order(["yes", "no"], ["a", "b"], tmp_path)
 
 
-WRONG = {
-    "belong together: give both": ["--xnli-model", "MODEL"],
-    "one of --xquad, --mlqa, --tydiqa": ["--qa-model", "MODEL"],
-    "nothing to evaluate": [],
-    "--xquad nowhere does not exist: give a folder": ["--qa-model", "MODEL", "--xquad", "nowhere"],
-    "--qa-model nothing.pt does not exist: give a file": ["--qa-model", "nothing.pt", "--xquad", "."],
-    "has no file of XQuAD's, such as xquad.de.json": ["--qa-model", "MODEL", "--xquad", "."],
-    "has no test_LANGUAGE": ["--xnli-model", "MODEL", "--xnli", "."],
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_commands_are_one_line(tmp_path, capsys, monkeypatch, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "MODEL").write_bytes(b"")
-    assert relpos("evaluate", "xtreme", *["--out", "out", *WRONG[message]]) == 2
-    error = capsys.readouterr().err.strip().splitlines()
-    assert len(error) == 1 and message in error[0]
-
-
 def test_another_task_s_checkpoint_is_refused(tmp_path, data, model):
     """Before its task looks for a dictionary where none is."""
     state = load(model)

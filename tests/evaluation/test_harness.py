@@ -14,18 +14,11 @@ import torch
 
 from helpers.lm_models import randomized, small_lm, small_xl
 from helpers.models import small_task
-from helpers.segment_corpus import character_model
 from relpos_fairseq.evaluation import harness
 from relpos_fairseq.evaluation.language_model import load_subject
 from relpos_fairseq.evaluation.perplexity import Reading
 from relpos_fairseq.inference.checkpoints.causal_lm import Scorer, open_model
 from relpos_fairseq.text.assets import SymbolText
-
-
-@pytest.fixture(scope="module")
-def characters(tmp_path_factory):
-    """(a character model with memory, its data)."""
-    return character_model(tmp_path_factory.mktemp("characters"))
 
 
 def stream_of(checkpoint, data):

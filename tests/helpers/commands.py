@@ -313,6 +313,21 @@ def load(path: Path) -> dict:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
+def assert_same_state(first: Path, second: Path) -> None:
+    """Model and optimizer of two checkpoints are equal to the bit."""
+    import torch
+
+    one, two = load(first), load(second)
+    assert one["model"].keys() == two["model"].keys()
+    for name, tensor in one["model"].items():
+        assert torch.equal(tensor, two["model"][name]), name
+    states = [checkpoint["last_optimizer_state"]["state"] for checkpoint in (one, two)]
+    assert states[0].keys() == states[1].keys() and states[0]
+    for key, state in states[0].items():
+        for name, part in state.items():
+            assert torch.equal(torch.as_tensor(part), torch.as_tensor(states[1][key][name])), name
+
+
 def relpos(*arguments: object) -> int:
     """Run `relpos` in this process; returns its exit status."""
     from relpos_fairseq.cli.main import main

@@ -22,7 +22,6 @@ from helpers import FULL
 from helpers.commands import QUIET, USER_DIR, call, command, relpos
 from helpers.commands import train as train_translation
 from helpers.lm_models import randomized, small_lm, small_xl
-from helpers.segment_corpus import character_model
 from helpers.tokenizers import lines as odd_lines
 from helpers.wmt_text import write_texts
 from relpos_fairseq.core import placement
@@ -192,24 +191,6 @@ def test_batches_hold_every_sentence_once() -> None:
             assert len(batch) == 1 or (len(batch) * widest <= max_tokens and len(batch) <= most)
 
 
-def test_what_cannot_be_translated(translation, capsys, tmp_path) -> None:
-    checkpoint, _, _ = translation
-    (tmp_path / "bad.txt").write_bytes(b"good\n\xff\n")
-    alone = tmp_path / checkpoint.name
-    alone.symlink_to(checkpoint)
-    for arguments, said in (
-        (("translate", tmp_path), "is a folder: name the checkpoint in it"),
-        (("translate", tmp_path / "no.pt"), "no.pt does not exist"),
-        (("sample", checkpoint), "is of task translation, which relpos sample does not run: use "),
-        (("translate", checkpoint, tmp_path / "bad.txt"), "bad.txt, line 2: invalid UTF-8"),
-        (("translate", checkpoint, "--nbest", "6"), "--nbest 6 needs --beam 6, got 5"),
-        (("translate", alone), "no text/ beside"),
-    ):
-        assert relpos(*arguments) == 2
-        error = capsys.readouterr().err.splitlines()[-1]
-        assert said in error and error.startswith("error: ")
-
-
 def test_a_reader_that_leaves_ends_the_command(translation, monkeypatch, tmp_path, capsys) -> None:
     """`relpos translate ... | head -1`: no traceback, and the status of SIGPIPE."""
     checkpoint, raw, _ = translation
@@ -342,14 +323,6 @@ def test_draws_are_among_the_likeliest() -> None:
             expected[number] = share
         torch.testing.assert_close(drawn, expected, rtol=0, atol=0.03)
         assert not drawn[expected == 0].any()
-
-
-@pytest.fixture(scope="module")
-def characters(tmp_path_factory):
-    """A character model with memory, after its data is gone."""
-    checkpoint, data = character_model(tmp_path_factory.mktemp("characters"))
-    data.rename(data.parent / "moved")
-    return checkpoint
 
 
 def test_a_character_model_continues_text(characters, capsys) -> None:

@@ -434,38 +434,6 @@ def error_of(capsys, *argv: object) -> str:
     return error
 
 
-def test_errors_are_one_line_and_write_nothing(save, data, tmp_path, capsys):
-    good, out = save("rel_scalar"), tmp_path / "out"
-    cut, foreign = tmp_path / "cut.pt", tmp_path / "foreign.pt"
-    cut.write_bytes(good.read_bytes()[:5000])
-    torch.save({"weight": torch.zeros(2)}, foreign)
-    other = tmp_path / "other"
-    other.mkdir()
-    for side in ("en", "de"):
-        (other / f"dict.{side}.txt").write_text("only 1\n")
-    (other / "test.en-de.en.idx").write_bytes(b"torn")
-    (tmp_path / "file").touch()
-    plain = save("", arch="transformer_tiny")
-    to = ("--out", out)
-    cases = [
-        ((tmp_path / "no.pt", *to), ("no.pt does not exist", "give a file")),
-        ((cut, *to), ("cut.pt", "truncated", "copy it again")),
-        ((foreign, *to), ("foreign.pt", "it holds no model")),
-        ((plain, *to), ("has no position scheme", "relpos model")),
-        ((good, *to, "--data", tmp_path / "no"), ("--data", "does not exist")),
-        ((good, *to, "--data", other), ("--data", "may be another model's")),
-        ((good, *to, "--sentence", "the"), ("no text/ beside", "--data")),
-        ((good, *to, "--length", "1"), ("--length", ">= 2, got 1")),
-        ((good, *to, "--segments", "x"), ("--segments", "got x")),
-        ((good, "--out", tmp_path / "file"), ("is a file", "give a folder")),
-        ((good,), ("--out",)),
-    ]
-    for argv, parts in cases:
-        error = error_of(capsys, *argv)
-        assert all(part in error for part in parts), error
-    assert not out.exists()
-
-
 def test_a_sentence_longer_than_the_table(save, data, tmp_path, capsys):
     checkpoint = save("learned", "--max-source-positions", "4")
     given = ("--data", data, "--out", tmp_path / "out", "--sentence", "the cat sat on a mat")
