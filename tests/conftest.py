@@ -272,12 +272,13 @@ def absolute(stream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def characters(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(a character model with memory, its data, which are no more where its training had them)."""
+def characters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of characters with memory, whose data are no more where its training had them."""
     from helpers.segment_corpus import character_model
 
     checkpoint, data = character_model(tmp_path_factory.mktemp("characters"))
-    return checkpoint, data.rename(data.parent / "moved")
+    data.rename(data.parent / "moved")
+    return checkpoint
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from unittest import mock
@@ -10,13 +9,14 @@ from unittest import mock
 import pytest
 import torch
 from fairseq import options, tasks
+from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli.hydra_train import _hydra_main
 from omegaconf import OmegaConf
 
 from helpers import FULL, recipes
 from helpers import commands as cli
-from helpers.commands import USER_DIR, call, relpos
+from helpers.commands import USER_DIR, call
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
 from relpos_fairseq.core.placement import PositionMismatchError
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
@@ -51,11 +51,7 @@ def test_pre_training_and_validation(packed: Path, tmp_path: Path, scheme: str) 
     flags = ["--position-scheme", scheme, "--max-epoch", "2"]
     output = pretrain(packed, tmp_path, *flags)
     assert cli.losses(output)[-1] < cli.losses(output)[0]
-    validated = call(
-        *("validate", str(packed), "--user-dir", str(USER_DIR), "--task", "masked_lm"),
-        *("--criterion", "masked_lm", "--path", str(tmp_path / "checkpoint_last.pt")),
-        *("--batch-size", "8", "--cpu"),
-    )
+    validated = cli.evaluate("validate", packed, tmp_path / "checkpoint_last.pt", *MASKED_LM)
     # Masks are drawn anew each epoch, and fairseq-validate's is epoch 1.
     assert cli.losses(validated, "valid")[0] == pytest.approx(cli.losses(output, "valid")[-1], 0.2)
     assert cli.load(tmp_path / "checkpoint_last.pt")["cfg"]["model"]["position_scheme"] == scheme
@@ -173,8 +169,6 @@ def test_whole_words_of_a_tokenizer_beside_the_data(packed: Path, tmp_path: Path
     text = tmp_path / "text.txt"
     text.write_text("unbelievable believer beliefs\n" * 20)
     tokenizer = train_tokenizer("wordpiece", tmp_path, files=[text], vocab_size=40)
-    from fairseq.data import Dictionary
-
     dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
     starts = word_starts(tmp_path, dictionary)
     for number in range(dictionary.nspecial, len(dictionary)):
@@ -282,21 +276,19 @@ def test_hub_fills_a_mask(hub) -> None:
             hub.fill_mask(wrong)
 
 
-def test_fill_is_the_hubs(hub, capsys, tmp_path) -> None:
+def test_fill_is_the_hubs(hub, tmp_path, shell) -> None:
     """By the command, from the checkpoint's folder; a wrong line is named by its number."""
-    checkpoint = Path(hub.cfg.checkpoint.save_dir, "checkpoint_last.pt")
+    fill = f"fill {hub.cfg.checkpoint.save_dir}/checkpoint_last.pt in.txt"
     (tmp_path / "in.txt").write_text("w1 <mask> w3\nw2 <mask>\n")
-    assert relpos("fill", checkpoint, tmp_path / "in.txt", "--top-k", "3", "--jsonl", "--cpu") == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = shell.objects(f"{fill} --top-k 3 --jsonl --cpu")
     for line, one in zip(("w1 <mask> w3", "w2 <mask>"), found, strict=True):
         expected = hub.fill_mask(line, 3)
         assert [(f["text"], f["piece"]) for f in one["filled"]] == [(t, p) for t, _, p in expected]
         assert one["filled"][0]["probability"] == pytest.approx(expected[0][1], abs=1e-5)
-    assert relpos("fill", checkpoint, tmp_path / "in.txt", "--out", tmp_path / "out.txt") == 0
+    shell(f"{fill} --out out.txt")
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 10
     (tmp_path / "in.txt").write_text("w1 <mask>\nw2\n")
-    assert relpos("fill", checkpoint, tmp_path / "in.txt") == 2
-    assert "error: line 2: the text has no <mask>: 'w2'" in capsys.readouterr().err
+    assert "error: line 2: the text has no <mask>: 'w2'" in shell.refused(fill)
 
 
 @pytest.mark.slow

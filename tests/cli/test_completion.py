@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from helpers import ROOT
+from relpos_fairseq.cli.completion import _scheme_names
+from relpos_fairseq.schemes import scheme_names
 
 BASH = """
 source ./script
@@ -99,7 +101,4 @@ def test_a_script_needs_neither_torch_nor_fairseq():
 
 
 def test_every_scheme_is_completed():
-    from relpos_fairseq.cli.completion import _scheme_names
-    from relpos_fairseq.schemes import scheme_names
-
     assert _scheme_names() == sorted(scheme_names())

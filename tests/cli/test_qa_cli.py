@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.commands import QUIET, ROOT, USER_DIR, assert_same_state, call, captured, load, relpos, value
+from helpers.commands import QUIET, USER_DIR, assert_same_state, call, captured, load, relpos, value
 from helpers.folders import contents
 from helpers.questions import COLOURS, MODEL, PLACES, THINGS, TRAIN, make_data, make_file, training
 from relpos_fairseq.evaluation import questions
 from relpos_fairseq.io.stages import locked
+from relpos_fairseq.text import load_tokenizer
 
 CLIP = ("--position-clip-distance", "4")
 
@@ -188,8 +189,6 @@ def test_resumes_bit_equal(squad, tmp_path):
 @pytest.fixture(scope="module")
 def pretrained(squad, tmp_path_factory):
     """Checkpoints of fairseq's masked_lm task by scheme, two updates at 24 tokens."""
-    from relpos_fairseq.text import load_tokenizer
-
     folder = tmp_path_factory.mktemp("pretrained")
     tokenizer = load_tokenizer(squad)
     lines = ["The red cat is in Paris today.", "Where is the dog?"] * 10
@@ -327,10 +326,3 @@ def test_prepare(tmp_path, shell):
     assert [manifest["splits"][name]["articles"] for name in ("train", "valid", "squad.de")] == [4, 2, 2]
     shell("prepare qa --train squad.en.json --valid squad.de.json --tokenizer-folder a --out c")
     assert (tmp_path / "c" / "dict.txt").read_bytes() == (tmp_path / "a" / "dict.txt").read_bytes()
-
-
-@pytest.mark.parametrize("recipe", ["squad", "squad_v2", "xquad_tiny"])
-def test_recipes_say_how_they_are_launched(recipe):
-    text = (ROOT / "examples" / "roberta" / "config" / f"{recipe}.yaml").read_text()
-    assert f"--config-name {recipe} " in text.split("\nhydra:")[0]
-    assert f"save_dir: checkpoints/{recipe} " in text

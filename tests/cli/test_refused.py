@@ -327,7 +327,6 @@ FAIRSEQ: dict[Callable[..., list], dict[str, str]] = {
         "--max-tokens 5": "sample #... tokens, and a batch --max-tokens 5: raise it",
         "--left-pad-source False": "--left-pad-source False: the flag takes no value; alone it means "
         "False, and without it True",
-        "--max-source-positions 8": "(8, 1024)...--max-source-positions",
         "--path absent.pt": "Model file not found: absent.pt",
     },
     memory: {

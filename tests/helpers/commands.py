@@ -274,6 +274,11 @@ def generate_arguments(corpus: Corpus, checkpoint: Path, *more: str | Path) -> l
     return [*paths, *QUIET, "--max-tokens", "400", "--beam", "2", *LENGTHS, *map(str, more)]
 
 
+def evaluate(tool: str, data: Path, checkpoint: Path, *more: str | Path) -> str:
+    """Run a fairseq command that evaluates a checkpoint on data in this process."""
+    return call(tool, data, "--user-dir", USER_DIR, "--path", checkpoint, *QUIET, *more)
+
+
 def hypotheses(output: str) -> dict[int, str]:
     """Number to translation of every `D-` line of fairseq-generate or -interactive."""
     found = re.findall(r"^D-(\d+)\t\S+\t(.*)$", output, re.MULTILINE)
