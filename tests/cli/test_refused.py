@@ -40,17 +40,6 @@ def files(folder: Path) -> None:
     (folder / "folder").mkdir()
 
 
-def links(folder: Path, translator: Path) -> None:
-    """A translator without its text, half of it, and checkpoints and data of others."""
-    (folder / "alone.pt").symlink_to(translator)
-    (folder / "cut.pt").write_bytes(translator.read_bytes()[:5000])
-    torch.save({"weight": torch.zeros(2)}, folder / "foreign.pt")
-    (folder / "other").mkdir()
-    for side in ("src", "tgt"):
-        (folder / "other" / f"dict.{side}.txt").write_text("only 1\n")
-    (folder / "other" / "test.src-tgt.src.idx").write_bytes(b"torn")
-
-
 def epochs(folder: Path) -> None:
     """Folders of checkpoints, which are empty, by the ends of their names."""
     named = {"epochs": "1 2 3", "last": "1 2 _last", "updates": "_1_9", "suffix": "1-a 2-a", "none": ""}
@@ -84,11 +73,25 @@ def questions(folder: Path) -> None:
 
 def articles(folder: Path) -> None:
     """Questions to be prepared."""
-    make_file(folder / "train.json", 6, 1)
+    make_file(folder / "t.json", 6, 1)
     make_file(folder / "short.json", 3, 1)
     (folder / "broken.json").write_text('{"data": 1}')
     (folder / "pieces").mkdir()
     (folder / "pieces" / "sentencepiece.model").write_bytes(b"")
+
+
+@pytest.fixture(scope="session")
+def others(translator: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A translator without its text, half of it, and a checkpoint and data of others."""
+    folder = tmp_path_factory.mktemp("others")
+    (folder / "alone.pt").symlink_to(translator)
+    (folder / "cut.pt").write_bytes(translator.read_bytes()[:5000])
+    torch.save({"weight": torch.zeros(2)}, folder / "foreign.pt")
+    (folder / "data").mkdir()
+    for side in ("src", "tgt"):
+        (folder / "data" / f"dict.{side}.txt").write_text("only 1\n")
+    (folder / "data" / "test.src-tgt.src.idx").write_bytes(b"torn")
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -155,20 +158,18 @@ RELPOS: dict[Callable[..., None], dict[str, str]] = {
         "evaluate xtreme --out out --qa-model MODEL --xquad no": "--xquad no does not exist: give a folder",
         "evaluate xtreme --out out --qa-model no.pt --xquad .": "--qa-model no.pt does not exist: give a file",
         "evaluate xtreme --out out --qa-model MODEL --xquad .": "has no file of XQuAD's, such as xquad.de.json",
-    },
-    links: {
-        "translate alone.pt": "no text/ beside",
+        "translate <others>/alone.pt": "no text/ beside",
         "plot --out out": "give a checkpoint",
         "plot no.pt --out out": "no.pt does not exist...give a file",
-        "plot cut.pt --out out": "cut.pt...truncated...copy it again",
-        "plot foreign.pt --out out": "foreign.pt...it holds no model",
+        "plot <others>/cut.pt --out out": "cut.pt...truncated...copy it again",
+        "plot <others>/foreign.pt --out out": "foreign.pt...it holds no model",
         "plot <fairseqs> --out out": "has no position scheme...relpos model",
         "plot <translator> --out out --data no": "--data...does not exist",
-        "plot <translator> --out out --data other": "--data...may be another model's",
-        "plot alone.pt --out out --sentence the": "no text/ beside...--data",
+        "plot <translator> --out out --data <others>/data": "--data...may be another model's",
+        "plot <others>/alone.pt --out out --sentence the": "no text/ beside...--data",
         "plot <translator> --out out --length 1": "--length...>= 2, got 1",
         "plot <translator> --out out --segments x": "--segments...got x",
-        "plot <translator> --out cut.pt": "is a file...give a folder",
+        "plot <translator> --out MODEL": "is a file...give a folder",
         "plot <translator>": "--out",
     },
     epochs: {
@@ -216,16 +217,19 @@ RELPOS: dict[Callable[..., None], dict[str, str]] = {
         "evaluate qa q.json --predictions a.json --null-odds o.json": "o.json lacks 1 of the ids of a.json: 0-1",
     },
     articles: {
-        "--train-articles 2": "--tokenizer-folder FOLDER or --train-tokenizer",
-        "--train-tokenizer bpe": "--valid FILES or --train-articles",
-        "--train-tokenizer bpe --train-articles 6": "leaves none of the 6 articles",
-        "--train-tokenizer bpe --train-articles 0": "--train-articles must be >= 1",
-        "--tokenizer-folder pieces --train-articles 2": "no pieces/dict.txt",
-        "--tokenizer-folder pieces --vocab-size 9": "--vocab-size needs --train-tokenizer",
-        "--train-tokenizer bpe --train-articles 2 --eval short.json": "short.json has 3 articles",
-        "--train-tokenizer bpe --valid broken.json": "broken.json is not SQuAD's format (data is 1,",
-        "--train-tokenizer bpe --train-articles 2 --out pieces": "--out pieces holds another tokenizer's "
-        "sentencepiece.model",
+        "prepare qa --train t.json --out o --train-articles 2": "--tokenizer-folder FOLDER or --train-tokenizer",
+        "prepare qa --train t.json --out o --train-tokenizer bpe": "--valid FILES or --train-articles",
+        "prepare qa --train t.json --out o --train-tokenizer bpe --train-articles 6": "leaves none of the 6 articles",
+        "prepare qa --train t.json --out o --train-tokenizer bpe --train-articles 0": "--train-articles must be >= 1",
+        "prepare qa --train t.json --out o --tokenizer-folder pieces --train-articles 2": "no pieces/dict.txt",
+        "prepare qa --train t.json --out o --tokenizer-folder pieces --vocab-size 9": "--vocab-size needs "
+        "--train-tokenizer",
+        "prepare qa --train t.json --out o --train-tokenizer bpe --train-articles 2 --eval short.json": "short.json "
+        "has 3 articles",
+        "prepare qa --train t.json --out o --train-tokenizer bpe --valid broken.json": "broken.json is "
+        "not SQuAD's format (data is 1,",
+        "prepare qa --train t.json --train-tokenizer bpe --train-articles 2 --out pieces": "--out pieces holds "
+        "another tokenizer's sentencepiece.model",
     },
 }
 
@@ -236,19 +240,15 @@ def rows_of(table: dict[Callable, dict[str, str]]) -> list:
 
 
 @pytest.mark.parametrize(("fill", "line", "said"), rows_of(RELPOS))
-def test_a_wrong_line_of_relpos(
-    fill: Callable[..., None], line: str, said: str, shell: Shell, tmp_path: Path, request
-) -> None:
+def test_a_wrong_line_of_relpos(fill: Callable, line: str, said: str, shell: Shell, tmp_path: Path) -> None:
     """One line says so, and no file is written or changed."""
-    fill(tmp_path, *[request.getfixturevalue("translator")] * (fill is links))
-    before, folders = contents(tmp_path), {*tmp_path.rglob("*")}
-    if fill is articles:
-        line = f"prepare qa --train train.json --out out {line}"
+    fill(tmp_path)
+    before, paths = contents(tmp_path), {*tmp_path.rglob("*")}
     error = shell.refused(line)
     assert re.search(told(said), error), error
-    if fill is not articles:
-        assert {*tmp_path.rglob("*")} == folders
     assert before.items() <= contents(tmp_path).items()
+    if fill is not articles:  # whose first stages are done before the next is refused
+        assert {*tmp_path.rglob("*")} == paths
 
 
 # fairseq's commands: what is wrong stands behind a command line that is right.

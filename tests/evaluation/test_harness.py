@@ -15,7 +15,6 @@ import torch
 from helpers.lm_models import randomized, small_lm, small_xl
 from helpers.models import small_task
 from relpos_fairseq.evaluation import harness
-from relpos_fairseq.evaluation.harness_model import RelPosLM
 from relpos_fairseq.evaluation.language_model import load_subject
 from relpos_fairseq.evaluation.perplexity import Reading
 from relpos_fairseq.inference.checkpoints.causal_lm import Scorer, open_model
@@ -121,6 +120,8 @@ def test_without_the_harness_its_extra_is_named(monkeypatch):
 def test_options_of_generation_are_the_harness_own(characters, options, symbols):
     """Limits and stops, as its models of transformers take them; what is drawn is the likeliest."""
     pytest.importorskip("lm_eval", reason="an extra of 400 MB: relpos_fairseq[lm-eval]")
+    from relpos_fairseq.evaluation.harness_model import RelPosLM
+
     model = RelPosLM(str(characters), device="cpu")
     _, _, text = stream_of(characters)
     [found] = model.generate_until([SimpleNamespace(args=(text[:20], options))])

@@ -139,7 +139,6 @@ def test_options_have_types_of_which_fairseq_makes_flags() -> None:
 
 def test_integers_translate_nearly_the_same(checkpoint, raw, shell) -> None:
     """Every linear layer in int8, by the flag; and packed without one."""
-    checkpoint, raw, _ = translation
     plain = open_translator(checkpoint, None, True)
     assert any(isinstance(part, PackedLinear) for part in plain.trained.model.modules())
     integers = open_translator(checkpoint, None, True, "int8")
