@@ -29,6 +29,7 @@ from helpers import FULL, quick_configs
 if TYPE_CHECKING:
     from helpers.commands import Corpus
     from helpers.formats import Ways
+    from helpers.shell import Shell
 
 CLOCK_REALTIME_COARSE = 5  # Linux's, by which file systems tell the time
 ROOT = Path(__file__).resolve().parent.parent
@@ -213,6 +214,71 @@ def briefly(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         return save_dir / "checkpoint_last.pt"
 
     return checkpoint
+
+
+@pytest.fixture(scope="session")
+def binary(corpus: Corpus) -> Path:
+    """The folder of that corpus which fairseq reads."""
+    return corpus.binary
+
+
+@pytest.fixture(scope="session")
+def translator(briefly: Callable[..., Path]) -> Path:
+    """A checkpoint of a translation."""
+    return briefly("--position-scheme", "m4")
+
+
+@pytest.fixture(scope="session")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Characters for language models."""
+    from helpers.segment_corpus import write_corpus
+
+    return write_corpus(tmp_path_factory.mktemp("stream"))
+
+
+@pytest.fixture(scope="session")
+def recurrent(stream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a language model with memory."""
+    from helpers.segment_corpus import train
+
+    folder = tmp_path_factory.mktemp("recurrent")
+    train(stream, folder, "--max-update", "6", "--keep-interval-updates", "1")
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def absolute(stream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a language model without memory, whose table has eight positions."""
+    from helpers.commands import QUIET, USER_DIR, call
+    from helpers.segment_corpus import TASK, TRAIN
+
+    folder = tmp_path_factory.mktemp("absolute")
+    model = "--arch relpos_transformer_lm_tiny --position-scheme learned --decoder-layers 1 --decoder-embed-dim 16"
+    sizes = "--decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --max-update 4 --keep-interval-updates 1"
+    flags = [*TASK, *TRAIN, *QUIET, *model.split(), *sizes.split()]
+    call("train", stream, "--user-dir", USER_DIR, "--save-dir", folder, *flags)
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def characters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of characters with memory, whose data are no more where its training had them."""
+    from helpers.segment_corpus import character_model
+
+    checkpoint, data = character_model(tmp_path_factory.mktemp("characters"))
+    data.rename(data.parent / "moved")
+    return checkpoint
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Shell:
+    """Lines of `relpos`, which run in tmp_path."""
+    from helpers.shell import Shell
+
+    monkeypatch.chdir(tmp_path)
+    return Shell(request, capsys)
 
 
 @pytest.fixture

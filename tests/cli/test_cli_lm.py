@@ -11,6 +11,7 @@ import torch
 from fairseq import checkpoint_utils
 
 import relpos_fairseq  # noqa: F401
+from helpers import commands as cli
 from helpers.commands import QUIET, USER_DIR, by_two, call
 from relpos_fairseq.cli.evaluate import EvaluateLength
 from relpos_fairseq.core.placement import PositionMismatchError
@@ -64,11 +65,15 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return binary
 
 
+def train(data: Path, folder: Path, *more: str | Path) -> str:
+    return call("train", data, "--user-dir", USER_DIR, *TRAIN, *TINY, "--save-dir", folder, *more)
+
+
 @pytest.fixture(scope="module", params=MODELS)
 def trained(request, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of each model."""
     folder = tmp_path_factory.mktemp(request.param)
-    out = call(*("train", text, "--user-dir", USER_DIR, *TRAIN, "--save-dir", folder), *(*MODELS[request.param], *TINY))
+    out = train(text, folder, *MODELS[request.param])
     losses = [float(x) for x in re.findall(r"valid on 'valid' subset \| loss ([\d.]+)", out)]
     assert losses[-1] < losses[0]
     return folder / "checkpoint_best.pt"
@@ -95,11 +100,8 @@ def test_eval_lm_and_its_context_window(text: Path, trained: Path) -> None:
     """Perplexity of every token of the test set, with more context than without."""
     found = []
     for window in ("0", "12"):
-        out = call(
-            *("eval_lm", text, "--user-dir", USER_DIR, "--path", trained, "--gen-subset", "test"),
-            *("--tokens-per-sample", "16", "--context-window", window, "--batch-size", "4"),
-            *QUIET,
-        )
+        of = f"--gen-subset test --tokens-per-sample 16 --context-window {window} --batch-size 4"
+        out = cli.evaluate("eval_lm", text, trained, *of.split())
         assert re.search(r"Evaluated ([\d,]+) tokens", out)[1].replace(",", "") == str(
             sum(len(line.split()) + 1 for line in (text.parent / "test").read_text().splitlines())
         )
@@ -130,11 +132,8 @@ def test_generation_is_the_full_forward(text: Path, trained: Path, monkeypatch: 
             row = by_whole_passes(model, torch.cat([torch.tensor([2]), ids])[None], 5)
         expected.append(words.string(row))
     monkeypatch.setattr("fileinput.input", lambda **_: _Lines(prompts))
-    out = call(
-        *("interactive", text, "--user-dir", USER_DIR, "--task", "language_modeling"),
-        *("--path", trained, "--beam", "1", "--buffer-size", "3", "--batch-size", "3", *QUIET),
-        *("--min-len", str(LENGTH), "--max-len-b", str(LENGTH)),
-    )
+    search = f"--beam 1 --buffer-size 3 --batch-size 3 --min-len {LENGTH} --max-len-b {LENGTH}"
+    out = cli.evaluate("interactive", text, trained, "--task", "language_modeling", *search.split())
     hypotheses = dict(re.findall(r"^H-(\d)\t\S+\t(.*)$", out, re.MULTILINE))
     assert [hypotheses[str(number)] for number in range(3)] == expected
     hub = type(model).from_pretrained(str(trained.parent), trained.name, str(text))
@@ -153,65 +152,31 @@ class _Lines(list):
 
 def test_flags_of_a_size_switch_nothing_off(text: Path, tmp_path: Path) -> None:
     """`--adaptive-input` where a size has it already leaves it on; bool flags only switch on."""
-    call(
-        *("train", text, "--user-dir", USER_DIR, *TRAIN, "--save-dir", tmp_path, *TINY),
-        *(*MODELS["wiki103"], "--adaptive-input", "--decoder-normalize-before"),
-        *("--max-update", "1", "--no-save"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--position-scheme", "learned"], "cannot carry memory"),
-        (["--mem-len", "-1"], "mem_len must be >= 0, got -1"),
-        (["--clamp-len", "5", "--position-scheme", "t5"], "--clamp-len 5 does not apply"),
-    ],
-)
-def test_wrong_flags_of_xl(text: Path, tmp_path: Path, flags: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call(
-            *("train", text, "--user-dir", USER_DIR, *TRAIN, "--save-dir", tmp_path, *TINY),
-            *("--arch", "relpos_transformer_xl_tiny", *flags),
-        )
+    on = ("--adaptive-input", "--decoder-normalize-before")
+    train(text, tmp_path, *MODELS["wiki103"], *on, "--max-update", "1", "--no-save")
 
 
 def test_restoring_another_model(text: Path, trained: Path, tmp_path: Path) -> None:
     """Training on from a checkpoint of another model ends with what differs."""
     with pytest.raises(ValueError, match="checkpoint of another model"):
-        call(
-            *("train", text, "--user-dir", USER_DIR, *TRAIN, "--save-dir", tmp_path, *TINY),
-            *("--arch", "relpos_transformer_xl_tiny", "--restore-file", trained),
-        )
+        train(text, tmp_path, "--arch", "relpos_transformer_xl_tiny", "--restore-file", trained)
 
 
 def test_other_angles_for_a_model_that_was_trained_without(text: Path, tmp_path: Path) -> None:
     """By fairseq's --model-overrides and by `relpos evaluate length --override`."""
-    call(
-        *("train", text, "--user-dir", USER_DIR, *TRAIN, "--save-dir", tmp_path, *TINY),
-        *("--arch", "relpos_transformer_lm_tiny", "--position-scheme", "rope", "--max-update", "5"),
-    )
+    train(text, tmp_path, *"--arch relpos_transformer_lm_tiny --position-scheme rope --max-update 5".split())
     path, found = tmp_path / "checkpoint_last.pt", {}
     for scaling in ("none", "yarn", "linear"):
         fields = {"position_rope_scaling": scaling, "max_target_positions": 96}
-        out = call(
-            *("eval_lm", text, "--user-dir", USER_DIR, "--path", path, "--gen-subset", "test"),
-            *("--tokens-per-sample", "96", "--model-overrides", str(fields), *QUIET),
-            *("--sample-break-mode", "none", "--batch-size", "1"),
-        )
+        of = "--gen-subset test --tokens-per-sample 96 --sample-break-mode none --batch-size 1"
+        out = cli.evaluate("eval_lm", text, path, *of.split(), "--model-overrides", str(fields))
         found[scaling] = float(re.search(r"Perplexity: ([\d.]+)", out)[1])
     assert len(set(found.values())) == 3
     rows = {}
     for scaling in ("none", "yarn"):
-        options = EvaluateLength(
-            checkpoint=path,
-            data=text,
-            out=tmp_path / scaling,
-            lengths=[24, 96],
-            split="test",
-            tokens=96,
-            override=(f"position_rope_scaling={scaling}",),
-        )
+        given = {"checkpoint": path, "data": text, "out": tmp_path / scaling, "split": "test"}
+        override = (f"position_rope_scaling={scaling}",)
+        options = EvaluateLength(**given, lengths=[24, 96], tokens=96, override=override)
         evaluate(options)
         rows[scaling] = (options.out / "length.csv").read_text().splitlines()
     assert rows["none"][1].split(",")[4] == rows["yarn"][1].split(",")[4]  # as long as in training

@@ -11,7 +11,7 @@ import torch
 
 from helpers import FULL, roberta
 from helpers import commands as cli
-from helpers.segment_corpus import TASK, TRAIN, write_corpus
+from helpers.segment_corpus import TASK, arguments
 from relpos_fairseq.conversion import ConversionError
 from relpos_fairseq.core.plan import decode_text
 
@@ -47,7 +47,7 @@ TRANSLATION = [
 
 @pytest.mark.parametrize("sides", SIDES, ids="+".join)
 @pytest.mark.usefixtures("unrendered")
-def test_translation(corpus: cli.Corpus, whole: Path, tmp_path: Path, sides: tuple[str, ...]) -> None:
+def test_translation(corpus: cli.Corpus, whole: Path, tmp_path: Path, sides: tuple[str, ...], shell) -> None:
     """Fine-tuned with flags and evaluated by overrides are one model, which every command loads without a flag."""
     flags, overrides = keeping(sides)
     start = (*TRANSLATION, *flags, "--finetune-from-model", whole)
@@ -62,12 +62,11 @@ def test_translation(corpus: cli.Corpus, whole: Path, tmp_path: Path, sides: tup
         assert saved[f"{side}_layers_to_keep"] is None
     said = cli.train(corpus, tmp_path, *start, *STILL[:2], "--max-update", "2", "--disable-validation")
     assert f"Loaded checkpoint {path} (epoch 1 @ 1 updates)" in said
-    mean, text = tmp_path / "mean.pt", tmp_path / "some.src"
-    assert cli.relpos("average", path, path, "--out", mean) == 0
-    assert cli.scores(cli.generate(corpus, mean)) == expected
-    text.write_text("w1 w2\n")
-    assert cli.relpos("translate", mean, text, "--max-len-b", "5", "--cpu") == 0
-    assert cli.relpos("plot", path, "--out", tmp_path / "plots") == 0
+    shell("average checkpoint_last.pt checkpoint_last.pt --out mean.pt")
+    assert cli.scores(cli.generate(corpus, tmp_path / "mean.pt")) == expected
+    (tmp_path / "some.src").write_text("w1 w2\n")
+    shell("translate mean.pt some.src --max-len-b 5 --cpu")
+    shell("plot checkpoint_last.pt --out plots")
 
 
 def test_an_option_that_only_layers_left_out_take(corpus: cli.Corpus, whole: Path, tmp_path: Path) -> None:
@@ -105,24 +104,17 @@ def test_training_from_nothing(corpus: cli.Corpus, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("window", ["none", "every"])
-def test_memory(tmp_path: Path, window: str) -> None:
+def test_memory(stream: Path, tmp_path: Path, window: str) -> None:
     """Transformer-XL by segments."""
-    data = write_corpus(tmp_path / "corpus")
-    model = [
-        *("--arch", "relpos_transformer_xl_tiny", "--position-scheme", "transformer_xl/rope/none"),
-        *("--decoder-layers", str(LAYERS), "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16"),
-        *("--decoder-attention-heads", "2", "--mem-len", "10", "--window-positions", window),
-    ]
-    given = ["train", data, "--user-dir", cli.USER_DIR, *TASK, *TRAIN, *model, *cli.QUIET]
-    cli.call(*given, "--max-update", "4", "--save-dir", tmp_path / "whole")
+    model = f"--position-scheme transformer_xl/rope/none --decoder-layers {LAYERS} --window-positions {window}"
+    given = ["train", *arguments(stream, tmp_path / "whole", *model.split())]
+    cli.call(*given, "--max-update", "4")
     whole, flags = tmp_path / "whole" / "checkpoint_last.pt", ("--decoder-layers-to-keep", "1,2")
     cli.call(*given, *flags, *STILL, "--save-dir", tmp_path / "kept", "--finetune-from-model", whole)
 
     def loss(path: Path, *more: str) -> str:
-        said = cli.call(
-            *("eval_lm", data, "--user-dir", cli.USER_DIR, "--path", path, "--gen-subset", "valid"),
-            *(*TASK, "--batch-size", "1", *cli.QUIET, *more),
-        )
+        rows = ("--gen-subset", "valid", "--batch-size", "1")
+        said = cli.evaluate("eval_lm", stream, path, *TASK, *rows, *more)
         return re.search(r"Loss \(base 2\): [\d.]+", said)[0]
 
     kept = tmp_path / "kept" / "checkpoint_last.pt"

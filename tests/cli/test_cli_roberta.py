@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from unittest import mock
@@ -10,14 +9,15 @@ from unittest import mock
 import pytest
 import torch
 from fairseq import options, tasks
+from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli.hydra_train import _hydra_main
 from omegaconf import OmegaConf
 
 from helpers import FULL, recipes
 from helpers import commands as cli
-from helpers.commands import USER_DIR, call, relpos
-from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed, write_pairs
+from helpers.commands import USER_DIR, call
+from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
 from relpos_fairseq.core.placement import PositionMismatchError
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.text import train_tokenizer
@@ -33,16 +33,6 @@ GLUE = [
 BOS, PAD, EOS = 0, 1, 2
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_packed(tmp_path_factory.mktemp("packed"))
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pairs(tmp_path_factory.mktemp("pairs"))
-
-
 def pretrain(data: Path, save: Path, *more: str) -> str:
     flags = [*ARCH, *OPTIMIZE, *MASKED_LM, *PACKED, *more]
     return call("train", str(data), *flags, "--save-dir", str(save))
@@ -55,28 +45,13 @@ def masked_lm(data: Path, *more: str):
     return tasks.setup_task(convert_namespace_to_omegaconf(args).task)
 
 
-def states(*paths: Path) -> None:
-    """Two checkpoints agree to the bit, optimizer included."""
-    one, two = (cli.load(path) for path in paths)
-    assert one["model"].keys() == two["model"].keys()
-    for name, value in one["model"].items():
-        assert torch.equal(two["model"][name], value), name
-    pairs = zip(*(c["last_optimizer_state"]["state"].values() for c in (one, two)), strict=True)
-    for mine, other in pairs:
-        assert torch.equal(mine["exp_avg_sq"], other["exp_avg_sq"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["sentence", "learned+rel_scalar", *(["learned", "m4m", "tupe"] if FULL else [])])
 def test_pre_training_and_validation(packed: Path, tmp_path: Path, scheme: str) -> None:
     flags = ["--position-scheme", scheme, "--max-epoch", "2"]
     output = pretrain(packed, tmp_path, *flags)
     assert cli.losses(output)[-1] < cli.losses(output)[0]
-    validated = call(
-        *("validate", str(packed), "--user-dir", str(USER_DIR), "--task", "masked_lm"),
-        *("--criterion", "masked_lm", "--path", str(tmp_path / "checkpoint_last.pt")),
-        *("--batch-size", "8", "--cpu"),
-    )
+    validated = cli.evaluate("validate", packed, tmp_path / "checkpoint_last.pt", *MASKED_LM)
     # Masks are drawn anew each epoch, and fairseq-validate's is epoch 1.
     assert cli.losses(validated, "valid")[0] == pytest.approx(cli.losses(output, "valid")[-1], 0.2)
     assert cli.load(tmp_path / "checkpoint_last.pt")["cfg"]["model"]["position_scheme"] == scheme
@@ -93,7 +68,7 @@ def test_resume_is_exact(packed: Path, tmp_path: Path) -> None:
         pretrain(packed, parts, *flags, "--max-update", stop)
     epochs = cli.load(parts / "checkpoint_last.pt")["extra_state"]["train_iterator"]["epoch"]
     assert epochs > 1
-    states(whole / "checkpoint_last.pt", parts / "checkpoint_last.pt")
+    cli.assert_same_state(whole / "checkpoint_last.pt", parts / "checkpoint_last.pt")
 
 
 @pytest.mark.slow
@@ -194,8 +169,6 @@ def test_whole_words_of_a_tokenizer_beside_the_data(packed: Path, tmp_path: Path
     text = tmp_path / "text.txt"
     text.write_text("unbelievable believer beliefs\n" * 20)
     tokenizer = train_tokenizer("wordpiece", tmp_path, files=[text], vocab_size=40)
-    from fairseq.data import Dictionary
-
     dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
     starts = word_starts(tmp_path, dictionary)
     for number in range(dictionary.nspecial, len(dictionary)):
@@ -214,11 +187,6 @@ def test_wrong_word_starts(packed: Path, tmp_path: Path) -> None:
     path.write_text("1\n" * 7)
     with pytest.raises(ValueError, match="7 lines and the dictionary .* prepare the data again"):
         word_starts(tmp_path, dictionary)
-
-
-def test_max_positions_smaller_than_the_data(packed: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--max-positions 16 is smaller than .* 24 tokens"):
-        pretrain(packed, tmp_path, "--max-positions", "16", *BRIEF)
 
 
 @pytest.mark.slow
@@ -242,7 +210,7 @@ def test_fine_tuning_resumes(pairs: Path, tmp_path: Path) -> None:
     finetune(pairs, tmp_path / "whole", *flags, "--max-update", "20")
     for stop in ("4", "17", "20"):
         finetune(pairs, tmp_path / "parts", *flags, "--max-update", stop)
-    states(*(tmp_path / part / "checkpoint_last.pt" for part in ("whole", "parts")))
+    cli.assert_same_state(*(tmp_path / part / "checkpoint_last.pt" for part in ("whole", "parts")))
 
 
 @pytest.mark.slow
@@ -308,21 +276,19 @@ def test_hub_fills_a_mask(hub) -> None:
             hub.fill_mask(wrong)
 
 
-def test_fill_is_the_hubs(hub, capsys, tmp_path) -> None:
+def test_fill_is_the_hubs(hub, tmp_path, shell) -> None:
     """By the command, from the checkpoint's folder; a wrong line is named by its number."""
-    checkpoint = Path(hub.cfg.checkpoint.save_dir, "checkpoint_last.pt")
+    fill = f"fill {hub.cfg.checkpoint.save_dir}/checkpoint_last.pt in.txt"
     (tmp_path / "in.txt").write_text("w1 <mask> w3\nw2 <mask>\n")
-    assert relpos("fill", checkpoint, tmp_path / "in.txt", "--top-k", "3", "--jsonl", "--cpu") == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = shell.objects(f"{fill} --top-k 3 --jsonl --cpu")
     for line, one in zip(("w1 <mask> w3", "w2 <mask>"), found, strict=True):
         expected = hub.fill_mask(line, 3)
         assert [(f["text"], f["piece"]) for f in one["filled"]] == [(t, p) for t, _, p in expected]
         assert one["filled"][0]["probability"] == pytest.approx(expected[0][1], abs=1e-5)
-    assert relpos("fill", checkpoint, tmp_path / "in.txt", "--out", tmp_path / "out.txt") == 0
+    shell(f"{fill} --out out.txt")
     assert len((tmp_path / "out.txt").read_text().splitlines()) == 10
     (tmp_path / "in.txt").write_text("w1 <mask>\nw2\n")
-    assert relpos("fill", checkpoint, tmp_path / "in.txt") == 2
-    assert "error: line 2: the text has no <mask>: 'w2'" in capsys.readouterr().err
+    assert "error: line 2: the text has no <mask>: 'w2'" in shell.refused(fill)
 
 
 @pytest.mark.slow

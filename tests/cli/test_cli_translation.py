@@ -9,16 +9,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq import options, tasks, utils
+from fairseq.checkpoint_utils import load_ema_from_checkpoint, load_model_ensemble
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_cli.hydra_train import _hydra_main
 
 import relpos_fairseq  # noqa: F401  registers the models, and lets torch.load read checkpoints
 from cases import ENCODERS
-from helpers import FULL
+from helpers import FULL, recipes
 from helpers import commands as cli
 from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, VALID_SENTENCES, Corpus
 from relpos_fairseq.core.placement import PositionMismatchError
 from relpos_fairseq.core.plan import decode_text
 from relpos_fairseq.evaluation.averaging import write_average
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.models.relpos_transformer import SIZES as named
+from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 
 M4 = ("--position-scheme", "m4")
 UPDATES = ("--max-update", "2", "--disable-validation")
@@ -57,34 +64,14 @@ def scheme_in(checkpoint: Path, side: str = "encoder") -> str:
 
 def shape_of(model) -> tuple:
     """(width, ffn, heads, layers, dropout) of a model whose two sides agree."""
-    sides = []
+    shapes = set()
     for side in (model.encoder, model.decoder):
-        layer = side.layers[0]
-        sides.append(
-            (
-                side.embed_tokens.embedding_dim,
-                layer.fc1.out_features,
-                layer.self_attn.num_heads,
-                len(side.layers),
-                layer.dropout_module.p,
-            )
-        )
-        assert layer.self_attn.q_proj.out_features == side.embed_tokens.embedding_dim
-    assert sides[0] == sides[1]
-    return sides[0]
-
-
-def assert_same_state(first: Path, second: Path) -> None:
-    """Model and optimizer of two checkpoints are equal to the bit."""
-    one, two = cli.load(first), cli.load(second)
-    assert one["model"].keys() == two["model"].keys()
-    for name, tensor in one["model"].items():
-        assert torch.equal(tensor, two["model"][name]), name
-    states = [checkpoint["last_optimizer_state"]["state"] for checkpoint in (one, two)]
-    assert states[0].keys() == states[1].keys() and states[0]
-    for key, state in states[0].items():
-        for name, part in state.items():
-            assert torch.equal(torch.as_tensor(part), torch.as_tensor(states[1][key][name])), name
+        layer, width = side.layers[0], side.embed_tokens.embedding_dim
+        assert layer.self_attn.q_proj.out_features == width
+        size = (width, layer.fc1.out_features, layer.self_attn.num_heads)
+        shapes.add((*size, len(side.layers), layer.dropout_module.p))
+    [shape] = shapes
+    return shape
 
 
 # Train, then every tool that reads a checkpoint; none is told the scheme.
@@ -98,6 +85,8 @@ def test_training_learns(trained):
     assert "positions of encoder: m4 " in log and "positions of decoder: m4 " in log
     assert scheme_in(trained).startswith("m4 ")
     assert "Warning" not in log
+    model = cli.load(trained)["cfg"]["model"]  # by torch's weights_only
+    assert (model["position_scheme"], model["_name"]) == ("m4", "relpos_transformer_tiny")
 
 
 @pytest.mark.slow
@@ -106,12 +95,9 @@ def test_as_many_sentences_come_out_as_go_in_by_every_tool(corpus, trained, tmp_
     assert len(generated) == TEST_SENTENCES
     assert len(set(generated)) > 5  # the model says something of each sentence
 
+    lines = [*"--beam 2 --buffer-size 37 --batch-size 10".split(), *cli.LENGTHS]
     interactive = cli.in_order(
-        cli.call(
-            "interactive",
-            *(corpus.binary, "--user-dir", USER_DIR, "--path", trained, "--beam", "2", "--cpu"),
-            *("--buffer-size", "37", "--batch-size", "10", *cli.LENGTHS, "--input", corpus.raw / "test.src"),
-        )
+        cli.evaluate("interactive", corpus.binary, trained, *lines, "--input", corpus.raw / "test.src")
     )
     script = tmp_path / "hub.py"
     script.write_text(
@@ -146,28 +132,24 @@ def test_generate_does_not_depend_on_the_batch(corpus, trained):
 
 @pytest.mark.slow
 def test_validate_counts_every_sentence(corpus, trained):
-    common = [corpus.binary, "--user-dir", USER_DIR, "--path", trained, "--cpu"]
-    common += ["--task", "translation", "--num-workers", "0", "--no-progress-bar"]
-    whole = cli.call("validate", *common, "--max-tokens", "4000")
-    pieces = cli.call("validate", *common, "--batch-size", "3")
+    batches = (["--max-tokens", "4000"], ["--batch-size", "3"])
+    outputs = [cli.evaluate("validate", corpus.binary, trained, *more) for more in batches]
     tokens = sum(len(line.split()) + 1 for line in corpus.lines("valid", "tgt"))
-    for output in (whole, pieces):
+    for output in outputs:
         assert cli.value(output, "bsz") == VALID_SENTENCES
         assert cli.value(output, "wpb") == tokens
     expected = cli.losses((trained.parent / "log").read_text(), "valid")[-1]
-    for output in (whole, pieces):
+    for output in outputs:
         assert cli.losses(output, "valid")[-1] == pytest.approx(expected, abs=2e-3)
 
 
 @pytest.mark.slow
 def test_hydra_trains_and_generate_needs_no_flag(corpus, tmp_path):
-    output = cli.command(
-        *("fairseq-hydra-train", "--config-dir", "examples/translation/config"),
-        *("--config-name", "tiny", f"task.data={corpus.binary}", "model.position_scheme=tupe"),
-        *("model._name=relpos_transformer_tiny", "task.source_lang=src", "task.target_lang=tgt"),
-        *("optimization.max_update=3", f"checkpoint.save_dir={tmp_path}", "common.cpu=true"),
-        "dataset.num_workers=0",
-    )
+    config = "fairseq-hydra-train --config-dir examples/translation/config --config-name tiny"
+    model = "model.position_scheme=tupe model._name=relpos_transformer_tiny optimization.max_update=3"
+    data = "task.source_lang=src task.target_lang=tgt common.cpu=true dataset.num_workers=0"
+    folders = (f"task.data={corpus.binary}", f"checkpoint.save_dir={tmp_path}")
+    output = cli.command(*f"{config} {model} {data}".split(), *folders)
     checkpoint = tmp_path / "checkpoint_last.pt"
     assert "positions of encoder: tupe " in output
     assert scheme_in(checkpoint).startswith("tupe ")
@@ -188,8 +170,6 @@ def test_every_scheme_trains_and_translates(corpus, briefly, scheme):
 
 
 def test_hub_needs_no_user_dir_where_the_package_is_imported(corpus, briefly):
-    from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
-
     path = briefly(*M4)
     hub = RelPosTransformerModel.from_pretrained(
         str(path.parent), checkpoint_file=path.name, data_name_or_path=str(corpus.binary)
@@ -203,8 +183,6 @@ def test_hub_needs_no_user_dir_where_the_package_is_imported(corpus, briefly):
 
 def on_meta(cfg):
     """The model that fairseq builds for a whole config, without memory for its weights."""
-    from fairseq import tasks
-
     task = tasks.setup_task(cfg.task)
     with torch.device("meta"):
         return task.build_model(cfg.model)
@@ -212,78 +190,55 @@ def on_meta(cfg):
 
 def parsed(corpus: Corpus, *arguments: str):
     """The config that fairseq-train makes of a command line."""
-    from fairseq import options
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
     whole = [str(corpus.binary), "--task", "translation", *arguments]
     args = options.parse_args_and_arch(options.get_training_parser(), input_args=whole)
     return convert_namespace_to_omegaconf(args)
 
 
 def composed(corpus: Corpus, recipe: str, *overrides: str):
-    """The config that fairseq-hydra-train makes of a recipe."""
-    from fairseq.dataclass.initialize import hydra_init
-    from hydra import compose, initialize_config_dir
-
-    hydra_init(recipe)
+    """The config that fairseq-hydra-train makes of a recipe for the corpus."""
     languages = ["task.source_lang=src", "task.target_lang=tgt"]
     data = [f"task.data={corpus.binary}", "common.cpu=true", f"common.user_dir={USER_DIR}"]
-    with initialize_config_dir(str(cli.CONFIGS), version_base="1.1"):
-        return compose(recipe, overrides=[*data, *languages, *overrides])
+    return recipes.composed(cli.CONFIGS, recipe, *data, *languages, *overrides)
 
 
 def test_every_named_size_is_tested():
-    from relpos_fairseq.models.relpos_transformer import SIZES as named
-
     assert set(named) == set(SIZES)
     assert {path.stem for path in cli.CONFIGS.glob("*.yaml")} == set(RECIPES)
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_named_size_reaches_the_model_by_arch(corpus, name):
-    cfg = parsed(corpus, "--arch", name, "--position-scheme", "none", "--share-all-embeddings")
-    assert shape_of(on_meta(cfg)) == SIZES[name]
+def by_arch(corpus: Corpus, name: str):
+    return parsed(corpus, "--arch", name, "--position-scheme", "none", "--share-all-embeddings")
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_named_size_reaches_the_model_by_hydra(corpus, name):
-    from fairseq.dataclass.initialize import add_defaults
-
+def by_hydra(corpus: Corpus, name: str):
     cfg = composed(corpus, "tiny")
     cfg.model = {"_name": name, "position_scheme": "none", "share_all_embeddings": True}
     add_defaults(cfg)
-    assert shape_of(on_meta(cfg)) == SIZES[name]
+    return cfg
+
+
+@pytest.mark.parametrize("config", [by_arch, by_hydra])
+@pytest.mark.parametrize("name", SIZES)
+def test_named_size_reaches_the_model(corpus, name, config):
+    assert shape_of(on_meta(config(corpus, name))) == SIZES[name]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipe_says_what_it_trains(corpus, recipe):
-    from fairseq.dataclass.initialize import add_defaults
-
     own = (f"++model.position_{name}=auto" for name in ("clip_distance", "share", "init"))
     cfg = composed(corpus, recipe, "model.position_scheme=alibi", *own)
     add_defaults(cfg)
     model = on_meta(cfg)
     assert shape_of(model) == RECIPES[recipe]
     assert model.encoder.positions.plan.name == model.decoder.positions.plan.name == "alibi"
-    text = (cli.CONFIGS / f"{recipe}.yaml").read_text()
-    assert re.search(rf"--config-name {recipe}\s", text.split("\nhydra:")[0])
-    assert f"save_dir: checkpoints/{recipe} " in text
 
 
 def test_hydra_length_limits_reach_the_tables(corpus, tmp_path):
-    from fairseq_cli.hydra_train import _hydra_main
-
     small = ["++model.encoder_layers=1", "++model.decoder_layers=1", "optimization.max_update=1"]
-    limits = ["+task.max_source_positions=30", "+task.max_target_positions=40"]
-    cfg = composed(
-        corpus,
-        "tiny",
-        *small,
-        *limits,
-        "model.position_scheme=learned",
-        "dataset.num_workers=0",
-        f"checkpoint.save_dir={tmp_path}",
-    )
+    limits = ["+task.max_source_positions=30", "+task.max_target_positions=40", "model.position_scheme=learned"]
+    where = ["dataset.num_workers=0", f"checkpoint.save_dir={tmp_path}"]
+    cfg = composed(corpus, "tiny", *small, *limits, *where)
     with cli.captured():
         _hydra_main(cfg)
     weights = cli.load(tmp_path / "checkpoint_last.pt")["model"]
@@ -292,8 +247,6 @@ def test_hydra_length_limits_reach_the_tables(corpus, tmp_path):
 
 
 def test_recipe_of_the_base_model_is_the_papers(corpus):
-    from fairseq.dataclass.initialize import add_defaults
-
     cfg = composed(corpus, "wmt_en_de")
     add_defaults(cfg)
     assert cfg.optimizer.adam_betas == "(0.9, 0.98)"
@@ -345,7 +298,7 @@ def test_resume_inside_epoch_1_is_exact(corpus, tmp_path, flags):
     shutil.copy(tmp_path / "parts" / "checkpoint_last.pt", tmp_path / "at_3.pt")
     output = cli.train(corpus, tmp_path / "parts", *flags, "--max-update", "8")
     assert "(epoch 1 @ 3 updates)" in output
-    assert_same_state(*(tmp_path / part / "checkpoint_last.pt" for part in ("whole", "parts")))
+    cli.assert_same_state(*(tmp_path / part / "checkpoint_last.pt" for part in ("whole", "parts")))
     assert cli.load(tmp_path / "at_3.pt")["optimizer_history"][-1]["num_updates"] == 3
 
 
@@ -358,7 +311,7 @@ def test_resume_later_is_exact_with_new_batches_an_epoch(corpus, tmp_path, stop)
     before = cli.load(tmp_path / "parts" / "checkpoint_last.pt")
     assert 8 < before["optimizer_history"][-1]["num_updates"] < 14
     cli.train(corpus, tmp_path / "parts", *flags, "--max-update", "14")
-    assert_same_state(*(tmp_path / part / "checkpoint_last.pt" for part in ("whole", "parts")))
+    cli.assert_same_state(*(tmp_path / part / "checkpoint_last.pt" for part in ("whole", "parts")))
 
 
 # Checkpoints under other flags.
@@ -483,8 +436,6 @@ def test_averaged_and_ema_checkpoints_translate(corpus, tmp_path, scheme):
 
 
 def test_fairseq_reads_the_moving_average(corpus, tmp_path):
-    from fairseq.checkpoint_utils import load_ema_from_checkpoint
-
     ema = ("--store-ema", "--ema-fp32", "--ema-decay", "0.5")
     cli.train(corpus, tmp_path, *M4, *ema, *UPDATES)
     checkpoint = tmp_path / "checkpoint_last.pt"
@@ -511,13 +462,6 @@ def test_checkpoint_with_bleu_meters_loads_safely(corpus, tmp_path):
     assert cli.load(checkpoint)["extra_state"]["best"] >= 0  # weights_only
     resumed = cli.train(corpus, tmp_path, *M4, *bleu, *metric, "--max-update", "3")
     assert "num_updates: 3 >= max_update" in resumed
-
-
-@pytest.mark.slow
-def test_checkpoint_loads_safely(trained):
-    state = torch.load(trained, weights_only=True)
-    assert state["cfg"]["model"]["position_scheme"] == "m4"
-    assert state["cfg"]["model"]["_name"] == "relpos_transformer_tiny"
 
 
 # Precision, recomputation, layer drop.
@@ -552,8 +496,6 @@ def test_low_precision_trains(corpus, tmp_path, flags, dtype):
 
 def loss_and_gradients(corpus: Corpus, *flags: str):
     """Loss of one batch and the gradient of every parameter, dropout included."""
-    from fairseq import tasks, utils
-
     cfg = parsed(corpus, *SMALL, "--criterion", "label_smoothed_cross_entropy", *flags)
     task = tasks.setup_task(cfg.task)
     task.load_dataset("train")
@@ -597,8 +539,6 @@ def test_recomputation_trains(corpus, tmp_path):
 
 
 def test_layer_drop_trains_and_pruned_layers_load(corpus, tmp_path):
-    from fairseq.checkpoint_utils import load_model_ensemble
-
     drop = ("--encoder-layerdrop", "0.4", "--decoder-layerdrop", "0.4")
     cli.train(corpus, tmp_path, *M4, *drop, "--max-update", "4")
     checkpoint = tmp_path / "checkpoint_last.pt"
@@ -617,8 +557,6 @@ def test_layer_drop_trains_and_pruned_layers_load(corpus, tmp_path):
 
 
 def test_layer_drop_changes_no_initial_value(corpus):
-    from fairseq import tasks, utils
-
     states = []
     for drop in ("0.0", "0.9"):
         drops = ("--encoder-layerdrop", drop, "--decoder-layerdrop", drop)

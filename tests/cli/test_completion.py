@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from helpers import ROOT
-from helpers.commands import relpos
+from relpos_fairseq.cli.completion import _scheme_names
+from relpos_fairseq.schemes import scheme_names
 
 BASH = """
 source ./script
@@ -99,14 +100,5 @@ def test_a_script_needs_neither_torch_nor_fairseq():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=ROOT)
 
 
-def test_another_shell_is_one_line(capsys):
-    with pytest.raises(SystemExit):
-        relpos("completion", "tcsh")
-    assert "argument shell: invalid choice: 'tcsh'" in capsys.readouterr().err
-
-
 def test_every_scheme_is_completed():
-    from relpos_fairseq.cli.completion import _scheme_names
-    from relpos_fairseq.schemes import scheme_names
-
     assert _scheme_names() == sorted(scheme_names())

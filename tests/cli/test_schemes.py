@@ -43,16 +43,3 @@ def test_one_scheme_is_described(name: str, capsys: pytest.CaptureFixture) -> No
     assert first.startswith(f"{name}: ")
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines if line[0] != " "][:2] == ["paper", "logits"]
-
-
-def test_an_unknown_scheme_is_one_line(capsys: pytest.CaptureFixture) -> None:
-    assert relpos("schemes", "m44") == 2
-    assert capsys.readouterr().err.startswith("error: unknown position scheme 'm44': choose one of ")
-
-
-def test_a_page_without_markers_is_refused(tmp_path, capsys: pytest.CaptureFixture) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("nothing\n")
-    assert relpos("schemes", "--write", page) == 2
-    assert "add both markers" in capsys.readouterr().err
-    assert page.read_text() == "nothing\n"

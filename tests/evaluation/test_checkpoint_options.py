@@ -17,7 +17,7 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
 from helpers import commands as cli
-from helpers.commands import QUIET, USER_DIR, call, captured, relpos
+from helpers.commands import QUIET, USER_DIR, call, captured, evaluate, relpos
 from helpers.segment_corpus import binarise, train, write_corpus, write_lines
 from relpos_fairseq.data.streams.dataset import find_documents
 from relpos_fairseq.evaluation.language_model import (
@@ -197,15 +197,13 @@ def exact(apart):
 
 def evaluations(path: Path, data: Path, out: Path) -> dict[str, float]:
     """Bits a token by every command, without a flag."""
-    where = [data, "--user-dir", USER_DIR, "--path", path, *QUIET]
-    validated = call("validate", *where, "--batch-size", "1")
-    scored = call("eval_lm", *where, "--gen-subset", "valid")
+    validated = evaluate("validate", data, path, "--batch-size", "1")
+    scored = evaluate("eval_lm", data, path, "--gen-subset", "valid")
     assert "in place of" not in validated + scored
     with captured() as said:
         assert relpos("evaluate", "lm", path, "--data", data) == 0
-        assert (
-            relpos("evaluate", "length", path, "--data", data, "--mem-len", "40", "--lengths", "200", "--out", out) == 0
-        )
+        lengths = ("--mem-len", "40", "--lengths", "200", "--out", out)
+        assert relpos("evaluate", "length", path, "--data", data, *lengths) == 0
     assert "in place of" not in said.getvalue()
     with (out / "length.csv").open() as file:
         rows = {(row["kind"], row["length"]): row["bits"] for row in csv.DictReader(file)}
@@ -300,9 +298,9 @@ def test_our_commands_say_what_they_replace(apart):
 def test_fairseqs_commands_say_what_they_replace(apart):
     """Each option once, whether a flag or --model-overrides has it."""
     path, data, _ = apart
-    where = [data, "--user-dir", USER_DIR, "--path", path, *QUIET, "--tokens-per-sample", "9"]
-    where += ["--model-overrides", "{'eval_mem_len': 5}"]
-    for said in (call("validate", *where, "--batch-size", "1"), call("eval_lm", *where, "--gen-subset", "valid")):
+    given = ["--tokens-per-sample", "9", "--model-overrides", "{'eval_mem_len': 5}"]
+    for tool, more in (("validate", ["--batch-size", "1"]), ("eval_lm", ["--gen-subset", "valid"])):
+        said = evaluate(tool, data, path, *given, *more)
         found = sorted(re.findall(r"(\S+ \S+ in place of .*)$", said, re.MULTILINE))
         places = "in place of the checkpoint's"
         assert found == [f"eval_mem_len 5 {places} 40", f"tokens_per_sample 9 {places} 8"]
@@ -310,21 +308,21 @@ def test_fairseqs_commands_say_what_they_replace(apart):
 
 # Other tasks
 
-LM = ["--arch", "relpos_transformer_lm_tiny", "--decoder-layers", "1", "--decoder-attention-heads", "2"]
-LM += [part for name in ("embed", "ffn-embed") for part in (f"--decoder-{name}-dim", "16")]
-LM += ["--optimizer", "relpos_adam", "--lr", "1e-2", "--criterion", "relpos_cross_entropy", "--batch-size", "4"]
+LM = (
+    "--task language_modeling --arch relpos_transformer_lm_tiny --decoder-layers 1 --decoder-attention-heads 2 "
+    "--decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --optimizer relpos_adam --lr 1e-2 --batch-size 4 "
+    "--criterion relpos_cross_entropy --distributed-world-size 1 --no-epoch-checkpoints --disable-validation"
+).split() + QUIET
 
 
 @pytest.mark.parametrize("mode", ["eos", "complete"])
 def test_lines_of_a_language_model_are_cut_as_in_training(mode, lines, tmp_path):
-    flags = ["--sample-break-mode", mode, "--tokens-per-sample", "30"]
-    common = ["--distributed-world-size", "1", "--no-epoch-checkpoints", "--disable-validation", *QUIET]
-    where = ["--user-dir", USER_DIR, "--save-dir", tmp_path, "--max-update", "9"]
-    call("train", lines, *where, "--task", "language_modeling", *flags, *LM, *common)
-    path = tmp_path / "checkpoint_last.pt"
-    where = [lines, "--user-dir", USER_DIR, "--path", path, "--batch-size", "4", *QUIET]
-    validated = cli.value(call("validate", *where), "loss")
-    scored = [call("eval_lm", *where, "--gen-subset", "valid", *more) for more in ([], ["--sample-break-mode", "none"])]
+    flags = [*f"--sample-break-mode {mode} --tokens-per-sample 30 --max-update 9".split(), *LM]
+    call("train", lines, "--user-dir", USER_DIR, "--save-dir", tmp_path, *flags)
+    path, rows = tmp_path / "checkpoint_last.pt", ("--batch-size", "4")
+    validated = cli.value(evaluate("validate", lines, path, *rows), "loss")
+    ways = ([], ["--sample-break-mode", "none"])
+    scored = [evaluate("eval_lm", lines, path, *rows, "--gen-subset", "valid", *more) for more in ways]
     bits = [float(re.search(r"Loss \(base 2\): ([\d.]+)", text)[1]) for text in scored]
     assert bits[0] == pytest.approx(validated, abs=1e-3) and abs(bits[1] - bits[0]) > 1e-3
     assert f"sample_break_mode none in place of the checkpoint's {mode}" in scored[1]
@@ -333,13 +331,11 @@ def test_lines_of_a_language_model_are_cut_as_in_training(mode, lines, tmp_path)
     assert f"sample_break_mode none in place of the checkpoint's {mode}" in said.getvalue()
 
 
-def test_sources_are_cut_as_in_training(tmp_path):
-    corpus = cli.write_corpus(tmp_path / "corpus")
-    flags = ["--truncate-source", "--max-source-positions", "5", "--left-pad-source"]
-    cli.train(corpus, tmp_path / "save", "--max-update", "20", "--disable-validation", *flags)
-    where = [corpus.binary, "--user-dir", USER_DIR, "--path", tmp_path / "save" / "checkpoint_last.pt", *QUIET]
-    validated = cli.value(call("validate", *where, "--batch-size", "8"), "nll_loss")
-    scored = call("generate", *where, "--batch-size", "8", "--gen-subset", "valid", "--score-reference")
+def test_sources_are_cut_as_in_training(corpus, briefly):
+    path = briefly("--truncate-source", "--max-source-positions", "5", "--left-pad-source")
+    validated = cli.value(evaluate("validate", corpus.binary, path, "--batch-size", "8"), "nll_loss")
+    of_reference = ("--batch-size", "8", "--gen-subset", "valid", "--score-reference")
+    scored = evaluate("generate", corpus.binary, path, *of_reference)
     found = [float(one) for line in re.findall(r"^P-\d+\t(.*)$", scored, re.MULTILINE) for one in line.split()]
     assert -np.mean(found) == pytest.approx(validated, abs=2e-3)
     assert "in place of" not in scored

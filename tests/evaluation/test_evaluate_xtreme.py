@@ -11,13 +11,18 @@ import pytest
 import torch
 from fairseq.data import data_utils
 
-from helpers import ROOT
-from helpers.commands import call, load, relpos, relpos_job
+from helpers.commands import call, evaluate, load, relpos_job
+from helpers.folders import prepare
 from helpers.glue_data import write_tokenizer, write_xnli
 from helpers.roberta import ARCH, OPTIMIZE
 from relpos_fairseq.evaluation import classification, questions
 from relpos_fairseq.evaluation.xtreme import QA_FILES, by_language, mean_of_means, question_files, trials_of
 from relpos_fairseq.io.errors import UserError
+
+TASK = (
+    "--task sentence_prediction --criterion sentence_prediction_glue --num-classes 3 --init-token 0 "
+    "--separator-token 2 --max-positions 40 --classification-head-name nli"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +30,7 @@ def data(tmp_path_factory) -> Path:
     """XNLI of English and German, prepared."""
     folder = tmp_path_factory.mktemp("xnli")
     tokenizer, raw = write_tokenizer(folder / "tokenizer"), write_xnli(folder / "raw", "xtreme")
-    relpos_job(
-        "prepare",
-        "glue",
-        *[str(raw), "--tokenizer-folder", str(tokenizer), "--out", str(folder), "--tasks", "XNLI", "--workers", "1"],
-    )
+    prepare("glue", [raw, "--tokenizer-folder", tokenizer, "--out", folder, "--tasks", "XNLI", "--workers", "1"])
     return folder / "XNLI"
 
 
@@ -37,20 +38,15 @@ def data(tmp_path_factory) -> Path:
 def model(tmp_path_factory, data) -> Path:
     """A classifier that has learned little, with segments."""
     folder = tmp_path_factory.mktemp("model")
-    call(
-        *("train", str(data), *ARCH, *OPTIMIZE, "--max-update", "6", "--batch-size", "4"),
-        *("--task", "sentence_prediction", "--criterion", "sentence_prediction_glue"),
-        *("--num-classes", "3", "--init-token", "0", "--separator-token", "2"),
-        *("--max-positions", "40", "--segment-encoding", "head", "--save-dir", str(folder)),
-        *("--position-scheme", "rel_scalar", "--classification-head-name", "nli"),
-    )
+    brief = "--max-update 6 --batch-size 4 --segment-encoding head --position-scheme rel_scalar".split()
+    call("train", data, *ARCH, *OPTIMIZE, *TASK, *brief, "--save-dir", folder)
     return folder / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory, data, model) -> Path:
     out = tmp_path_factory.mktemp("evaluated") / "out"
-    relpos_job("evaluate", "xtreme", *["--out", str(out), "--xnli-model", str(model), "--xnli", str(data)])
+    relpos_job("evaluate", "xtreme", "--out", out, "--xnli-model", model, "--xnli", data)
     return out
 
 
@@ -58,18 +54,10 @@ def test_accuracy_is_fairseqs_own(evaluated, data, model):
     found = json.loads((evaluated / "xtreme.json").read_text())["XNLI"]
     assert set(found) == {"en", "de"}
     for language, accuracy in found.items():
-        output = call(
-            *("validate", str(data), "--user-dir", str(ROOT / "relpos_fairseq")),
-            *("--path", str(model), "--valid-subset", f"test_{language}", "--batch-size", "3"),
-            *("--task", "sentence_prediction", "--criterion", "sentence_prediction_glue"),
-            *("--num-classes", "3", "--init-token", "0", "--separator-token", "2", "--cpu"),
-            *("--max-positions", "40", "--classification-head-name", "nli"),
-            *("--log-format", "json", "--num-workers", "0"),
-        )
+        subset = ("--valid-subset", f"test_{language}", "--batch-size", "3")
+        output = evaluate("validate", data, model, *TASK, *subset, "--log-format", "json")
         line = next(
-            line
-            for line in output.splitlines()
-            if "valid_accuracy" in line or f"test_{language}_accuracy" in line or '"accuracy"' in line
+            line for line in output.splitlines() if re.search('valid_accuracy|test_.._accuracy|"accuracy"', line)
         )
         values = json.loads(line[line.index("{") :])
         logged = next(value for name, value in values.items() if name.endswith("accuracy"))
@@ -89,9 +77,7 @@ def test_test_sets_without_labels_are_predicted_and_shown(tmp_path, data, model)
         for name in languages:
             for path in (folder / "label").glob(f"test_{name}.*"):
                 path.unlink()
-        relpos_job(
-            "evaluate", "xtreme", *["--out", str(folder / "out"), "--xnli-model", str(model), "--xnli", str(folder)]
-        )
+        relpos_job("evaluate", "xtreme", "--out", folder / "out", "--xnli-model", model, "--xnli", folder)
     found = json.loads((some / "out" / "xtreme.json").read_text())["XNLI"]
     assert found["de"] is None and found["en"] is not None
     table = (some / "out" / "xtreme.md").read_text()
@@ -132,15 +118,15 @@ def test_trials_are_evaluated_one_by_one(tmp_path, data, model):
     """A copy of the model is a trial like it."""
     other = tmp_path / "other.pt"
     shutil.copy(model, other)
-    given = ["--out", str(tmp_path / "out"), "--xnli", str(data), "--xnli-model", str(model)]
-    relpos_job("evaluate", "xtreme", *given, str(other))
+    given = ("--out", tmp_path / "out", "--xnli", data)
+    relpos_job("evaluate", "xtreme", *given, "--xnli-model", model, other)
     found = json.loads((tmp_path / "out" / "xtreme.json").read_text())
     assert found["XNLI-trial1"] == found["XNLI-trial2"] and len(found) == 2
     assert (tmp_path / "out" / "XNLI-trial2" / "test-de.tsv").is_file()
     assert "median of 2" in (tmp_path / "out" / "xtreme.md").read_text()
 
 
-def test_questions_go_through_evaluate_qa_once(tmp_path, monkeypatch, capsys):
+def test_questions_go_through_evaluate_qa_once(tmp_path, monkeypatch, shell):
     asked = []
 
     def fake(options):
@@ -149,36 +135,21 @@ def test_questions_go_through_evaluate_qa_once(tmp_path, monkeypatch, capsys):
         return {name: {"f1": 50.0, "exact": 40.0, "total": 3} for name in names}
 
     monkeypatch.setattr(questions, "evaluate", fake)
-    model = tmp_path / "model.pt"
-    model.write_bytes(b"x")
-    for name in (
-        "xquad.en.json",
-        "xquad.de.json.gz",
-        "test-context-de-question-de.json",
-        "dev-context-de-question-de.json",
-        "test-context-de-question-en.json",
-    ):
-        (tmp_path / name).write_text(name)
-    given = [
-        "--out",
-        str(tmp_path / "out"),
-        "--qa-model",
-        str(model),
-        "--xquad",
-        str(tmp_path),
-        "--mlqa",
-        str(tmp_path),
-        "--qa-flags=--on-long-question truncate",
+    (tmp_path / "model.pt").write_bytes(b"x")
+    mlqa = [
+        "{}-context-{}-question-{}.json".format(*parts.split()) for parts in ("test de de", "dev de de", "test de en")
     ]
-    for _ in range(2):
-        relpos_job("evaluate", "xtreme", *given)
+    for name in ("xquad.en.json", "xquad.de.json.gz", *mlqa):
+        (tmp_path / name).write_text(name)
+    line = "evaluate xtreme --out out --qa-model model.pt --xquad . --mlqa . '--qa-flags=--on-long-question truncate'"
+    assert "unchanged" not in shell(line)
+    assert "unchanged" in shell(line)
     assert len(asked) == 2
     assert [options.metric for options in asked] == ["squad", "mlqa"]
     assert [path.name for path in asked[1].files] == ["test-context-de-question-de.json"]
     assert [options.on_long_question for options in asked] == ["truncate", "truncate"]
-    assert "unchanged" in capsys.readouterr().out
     (tmp_path / "xquad.de.json.gz").write_text("other")
-    relpos_job("evaluate", "xtreme", *given)
+    shell(line)
     assert len(asked) == 3
 
 
@@ -209,29 +180,21 @@ def test_file_names_of_every_data_set(tmp_path):
 
 @pytest.mark.parametrize("kind", ["Bert", "Roberta"])
 @torch.no_grad()
-def test_a_converted_classifier_is_evaluated_as_it_was_trained(tmp_path, data, kind):
+def test_a_converted_classifier_is_evaluated_as_it_was_trained(tmp_path, data, kind, shell):
     """Its own separators, segments and order of labels; transformers is the oracle."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(2)  # its answers differ
     labels = ["ENTAILMENT", "NEUTRAL", "CONTRADICTION"]
     size = len((data / "input0" / "dict.txt").read_text().splitlines()) + 5
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=size,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=60,
-        initializer_range=0.5,
-        type_vocab_size=2 if kind == "Bert" else 1,
-        pad_token_id=0 if kind == "Bert" else 1,
-        id2label=dict(enumerate(labels)),
-        label2id={name: n for n, name in enumerate(labels)},
-    )
+    bert = kind == "Bert"
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes |= {"vocab_size": size, "max_position_embeddings": 60, "type_vocab_size": 1 + bert}
+    names = {"id2label": dict(enumerate(labels)), "label2id": {name: n for n, name in enumerate(labels)}}
+    own = {"initializer_range": 0.5, "pad_token_id": 1 - bert}
+    config = getattr(transformers, f"{kind}Config")(**sizes, **names, **own)
     theirs = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval()
     theirs.save_pretrained(tmp_path / "theirs")
-    given = [str(tmp_path / "theirs"), "--to", "same", "--out", str(tmp_path / "ours")]
-    assert relpos("convert", *given) == 0
+    shell("convert theirs --to same --out ours")
     path = tmp_path / "ours" / "model.pt"
     ours = classification.Classifier(path, data, cpu=True)
     predicted, right = ours.predict("test_de")
@@ -254,14 +217,11 @@ def test_a_converted_classifier_is_evaluated_as_it_was_trained(tmp_path, data, k
     assert alone.names == labels
 
 
-def test_a_conversion_keeps_the_classifier_s_task(tmp_path, data, model):
-    given = [str(model), "--data", str(data), "--to", "learned+rel_scalar", "--approximate"]
-    assert relpos("convert", *[*given, "--out", str(tmp_path / "out")]) == 0
-    path = tmp_path / "out" / "model.pt"
-    before, after = (load(one)["cfg"]["task"] for one in (model, path))
+def test_a_conversion_keeps_the_classifier_s_task(tmp_path, data, model, shell):
+    for scheme, out in (("learned+rel_scalar", "out"), ("same", "same")):
+        shell(f"convert <model> --data <data> --to {scheme} --approximate --out {out}")
+    before, after = (load(one)["cfg"]["task"] for one in (model, tmp_path / "out" / "model.pt"))
     assert after == before | {"data": "."}
-    given[-2:] = ["same"]
-    assert relpos("convert", *[*given, "--out", str(tmp_path / "same")]) == 0
     paths = (tmp_path / "same" / "model.pt", model)
     found, wanted = (classification.Classifier(one, data).predict("test_de") for one in paths)
     assert found == wanted
@@ -270,26 +230,6 @@ def test_a_conversion_keeps_the_classifier_s_task(tmp_path, data, model):
 def test_a_converted_classifier_of_other_classes_is_refused(tmp_path):
     with pytest.raises(ValueError, match="predicts yes, no, and the data's labels are a, b"):
         classification.in_order(["yes", "no"], ["a", "b"], tmp_path)
-
-
-WRONG = {
-    "belong together: give both": ["--xnli-model", "MODEL"],
-    "one of --xquad, --mlqa, --tydiqa": ["--qa-model", "MODEL"],
-    "nothing to evaluate": [],
-    "--xquad nowhere does not exist: give a folder": ["--qa-model", "MODEL", "--xquad", "nowhere"],
-    "--qa-model nothing.pt does not exist: give a file": ["--qa-model", "nothing.pt", "--xquad", "."],
-    "has no file of XQuAD's, such as xquad.de.json": ["--qa-model", "MODEL", "--xquad", "."],
-    "has no test_LANGUAGE": ["--xnli-model", "MODEL", "--xnli", "."],
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_commands_are_one_line(tmp_path, capsys, monkeypatch, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "MODEL").write_bytes(b"")
-    assert relpos("evaluate", "xtreme", *["--out", "out", *WRONG[message]]) == 2
-    error = capsys.readouterr().err.strip().splitlines()
-    assert len(error) == 1 and message in error[0]
 
 
 def test_another_task_s_checkpoint_is_refused(tmp_path, data, model):

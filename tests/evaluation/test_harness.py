@@ -14,7 +14,6 @@ import torch
 
 from helpers.lm_models import randomized, small_lm, small_xl
 from helpers.models import small_task
-from helpers.segment_corpus import character_model
 from relpos_fairseq.evaluation import harness
 from relpos_fairseq.evaluation.language_model import load_subject
 from relpos_fairseq.evaluation.perplexity import Reading
@@ -22,15 +21,9 @@ from relpos_fairseq.inference.checkpoints.causal_lm import Scorer, open_model
 from relpos_fairseq.text.assets import SymbolText
 
 
-@pytest.fixture(scope="module")
-def characters(tmp_path_factory):
-    """(a character model with memory, its data)."""
-    return character_model(tmp_path_factory.mktemp("characters"))
-
-
-def stream_of(checkpoint, data):
+def stream_of(checkpoint):
     """The validation set as `evaluate lm` reads it, after </s>; and the same as a text."""
-    subject = load_subject(checkpoint, data, "valid")
+    subject = load_subject(checkpoint, checkpoint.parent.parent / "moved", "valid")
     words = subject.model.decoder.dictionary
     trained = open_model(checkpoint, None, True)
     text = trained.source.decode(words[int(number)] for number in subject.tokens)
@@ -40,7 +33,7 @@ def stream_of(checkpoint, data):
 
 @pytest.mark.parametrize("mem_len", [None, 0, 25])
 def test_a_text_has_the_score_of_evaluate_lm(characters, mem_len):
-    trained, subject, text = stream_of(*characters)
+    trained, subject, text = stream_of(characters)
     _, score = Reading(mem_len, rows=1).score(subject, range(1, len(subject.tokens)))
     scorer = Scorer(trained, mem_len)
     [(found, greedy)] = scorer.score([scorer.pair("", text)])
@@ -129,8 +122,8 @@ def test_options_of_generation_are_the_harness_own(characters, options, symbols)
     pytest.importorskip("lm_eval", reason="an extra of 400 MB: relpos_fairseq[lm-eval]")
     from relpos_fairseq.evaluation.harness_model import RelPosLM
 
-    model = RelPosLM(str(characters[0]), device="cpu")
-    _, _, text = stream_of(*characters)
+    model = RelPosLM(str(characters), device="cpu")
+    _, _, text = stream_of(characters)
     [found] = model.generate_until([SimpleNamespace(args=(text[:20], options))])
     [wanted] = model.generate_until([SimpleNamespace(args=(text[:20], {"max_gen_toks": 256, "until": []}))])
     assert found == wanted[: len(found)] and len(found) == symbols
@@ -164,7 +157,7 @@ def test_the_harness_runs_a_local_task(characters, tmp_path, monkeypatch, capsys
     """Its numbers are ours: bits of a text, the likelier ending, and a drawn one."""
     pytest.importorskip("lm_eval", reason="an extra of 400 MB: relpos_fairseq[lm-eval]")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    trained, subject, text = stream_of(*characters)
+    trained, subject, text = stream_of(characters)
     document = {"context": text[:30], "whole": text, "end": text[30:36], "other": "_____"}
     (tmp_path / "data.json").write_text(json.dumps(document) + "\n")
     choices = 'doc_to_choice: "{{[end, other]}}"'
@@ -178,7 +171,7 @@ def test_the_harness_runs_a_local_task(characters, tmp_path, monkeypatch, capsys
         (tmp_path / f"{name}.yaml").write_text(
             TASK.format(name=name, file=tmp_path / "data.json", kind=kind, target=target, more=more)
         )
-    checkpoint, out = characters[0], tmp_path / "out"
+    checkpoint, out = characters, tmp_path / "out"
     command = ["relpos-lm-eval", "--model", "relpos", "--tasks", "rolling,choice,draw"]
     command += ["--model_args", f"checkpoint={checkpoint}", "--include_path", str(tmp_path)]
     command += ["--output_path", str(out), "--log_samples", "--device", "cpu"]

@@ -16,8 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from helpers.commands import QUIET, USER_DIR, call, relpos
-from helpers.segment_corpus import TASK, TRAIN, train, write_corpus
+from helpers.commands import relpos
 from relpos_fairseq.data.streams.dataset import read_stream
 from relpos_fairseq.evaluation import language_model, length
 from relpos_fairseq.evaluation import perplexity as by_token
@@ -27,35 +26,8 @@ from relpos_fairseq.lab.benchmarks import language_models as benchmark_lm
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return write_corpus(tmp_path_factory.mktemp("lm"))
-
-
-@pytest.fixture(scope="module")
-def recurrent(corpus, tmp_path_factory):
-    """A checkpoint with memory."""
-    folder = tmp_path_factory.mktemp("xl")
-    train(corpus, folder, "--max-update", "6", "--keep-interval-updates", "1")
-    return folder / "checkpoint_last.pt"
-
-
-@pytest.fixture(scope="module")
-def absolute(corpus, tmp_path_factory):
-    """A checkpoint without memory, whose table has eight positions."""
-    folder = tmp_path_factory.mktemp("lm")
-    sizes = ["--decoder-layers", "1", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16"]
-    call(
-        "train",
-        *(corpus, "--user-dir", USER_DIR, "--save-dir", folder, *TASK, *TRAIN, *QUIET, *sizes),
-        *("--arch", "relpos_transformer_lm_tiny", "--position-scheme", "learned"),
-        *("--decoder-attention-heads", "2", "--max-update", "4", "--keep-interval-updates", "1"),
-    )
-    return folder / "checkpoint_last.pt"
-
-
-@pytest.fixture(scope="module")
-def subject(recurrent, corpus):
-    loaded = language_model.load_subject(recurrent, corpus, "valid")
+def subject(recurrent, stream):
+    loaded = language_model.load_subject(recurrent, stream, "valid")
     return replace(loaded, model=loaded.model.double())
 
 
@@ -67,9 +39,9 @@ def test_what_is_loaded(subject):
         language_model.last_targets(subject, 9999)
 
 
-def test_the_data_may_have_moved(recurrent, corpus, subject, tmp_path):
+def test_the_data_may_have_moved(recurrent, stream, subject, tmp_path):
     """What --data names is read, though the checkpoint names another folder."""
-    shutil.copytree(corpus, tmp_path / "moved")
+    shutil.copytree(stream, tmp_path / "moved")
     state = torch.load(recurrent, weights_only=True)
     state["cfg"]["task"]["data"] = str(tmp_path / "gone")
     torch.save(state, tmp_path / "checkpoint.pt")
@@ -112,35 +84,18 @@ def test_rows_change_nothing(subject):
     assert scores == pytest.approx([scores[0]] * 3, rel=1e-7)
 
 
-def test_models_side_by_side(recurrent, absolute, corpus, capsys):
+def test_models_side_by_side(recurrent, stream, shell):
     """`evaluate lm`: each as it was trained, or as asked; the numbers are those of the scorers."""
-    both = [str(recurrent), str(absolute), "--data", str(corpus), "--tokens", "20"]
-    assert relpos("evaluate", "lm", *both) == 0
-    rows = [line.strip("| ").split("|") for line in capsys.readouterr().out.splitlines()[-2:]]
+    said = shell("evaluate lm <recurrent> <absolute> --data <stream> --tokens 20")
+    rows = [line.strip("| ").split("|") for line in said.splitlines()[-2:]]
     rows = [[cell.strip() for cell in row] for row in rows]
     assert [row[2] for row in rows] == ["memory 10", "window 8"]
     assert [row[3] for row in rows] == ["20", "20"]
-    subject = language_model.load_subject(recurrent, corpus, "valid")
+    subject = language_model.load_subject(recurrent, stream, "valid")
     targets = language_model.last_targets(subject, 20)
     expected = language_model.score_with_memory(subject, targets, 8, 10, 4)
     assert float(rows[0][4]) == pytest.approx(expected.perplexity, abs=2e-3)
     assert float(rows[0][5]) == pytest.approx(expected.bits, abs=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("model", "arguments", "message"),
-    [
-        ("absolute", ("--mem-len", "4"), "has no memory; leave it out"),
-        ("absolute", ("--context", "9"), "has 8 positions"),
-        ("recurrent", ("--stride", "0"), "--stride must be >= 1, got 0"),
-        ("recurrent", ("--tokens", "9999"), "asked for the last 9999"),
-    ],
-)
-def test_what_cannot_be_read_is_one_line(model, arguments, message, corpus, capsys, request):
-    checkpoint = str(request.getfixturevalue(model))
-    assert relpos("evaluate", "lm", checkpoint, "--data", str(corpus), *arguments) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: ") and message in error
 
 
 def points(folder) -> list[dict]:
@@ -148,10 +103,9 @@ def points(folder) -> list[dict]:
         return list(csv.DictReader(file))
 
 
-def test_lengths_of_a_model_with_memory(recurrent, corpus, tmp_path, capsys, monkeypatch):
-    arguments = [str(recurrent), "--data", str(corpus), "--out", str(tmp_path), "--tokens", "40"]
-    arguments += ["--lengths", "4,8,16", "--mem-len", "0,10"]
-    assert relpos("evaluate", "length", *arguments) == 0
+def test_lengths_of_a_model_with_memory(tmp_path, capsys, monkeypatch, shell):
+    line = "evaluate length <recurrent> --data <stream> --out . --tokens 40 --lengths 4,8,16 --mem-len 0,10"
+    shell(line)
     rows = points(tmp_path)
     assert [(row["kind"], row["length"]) for row in rows] == [
         *[("context", "4"), ("context", "8"), ("context", "16")],
@@ -162,30 +116,25 @@ def test_lengths_of_a_model_with_memory(recurrent, corpus, tmp_path, capsys, mon
     before = (tmp_path / "length.csv").read_bytes()
     with monkeypatch.context() as stopped:
         stopped.setattr(length, "run_stages", Mock(side_effect=KeyboardInterrupt))
-        assert relpos("evaluate", "length", *arguments) == 130
+        assert relpos(*shell.words(line)) == 130
     assert capsys.readouterr().err.endswith(CONTINUE + "\n")
     monkeypatch.setattr(length, "score_with_windows", None)  # nothing is done twice
     monkeypatch.setattr(length, "score_with_memory", None)
-    assert relpos("evaluate", "length", *arguments) == 0
-    assert capsys.readouterr().out.count("unchanged") == 5
+    assert shell(line).count("unchanged") == 5
     assert (tmp_path / "length.csv").read_bytes() == before
 
 
-def test_a_table_that_ends_is_reported(absolute, corpus, tmp_path, capsys):
-    arguments = [str(absolute), "--data", str(corpus), "--out", str(tmp_path), "--tokens", "40"]
-    assert relpos("evaluate", "length", *arguments) == 0
+def test_a_table_that_ends_is_reported(tmp_path, shell):
+    shell("evaluate length <absolute> --data <stream> --out . --tokens 40")
     rows = points(tmp_path)
     assert [row["length"] for row in rows] == ["4", "8", "16", "32", "64", "128"]
     assert [row["status"].startswith("cannot: its table has 8 pos") for row in rows] == [*[False] * 2, *[True] * 4]
     assert (tmp_path / "length.png").exists()
-    assert relpos("evaluate", "length", *[*arguments, "--mem-len", "4"]) == 2
-    assert "has no memory" in capsys.readouterr().err
 
 
-def test_the_trained_length_is_always_scored(recurrent, corpus, tmp_path):
+def test_the_trained_length_is_always_scored(tmp_path, shell):
     """Without it nothing could be said of the others."""
-    arguments = [str(recurrent), "--data", str(corpus), "--out", str(tmp_path), "--tokens", "40"]
-    assert relpos("evaluate", "length", *[*arguments, "--lengths", "16", "--mem-len", "20"]) == 0
+    shell("evaluate length <recurrent> --data <stream> --out . --tokens 40 --lengths 16 --mem-len 20")
     found = [(row["kind"], row["length"]) for row in points(tmp_path)]
     assert found == [("context", "8"), ("context", "16"), ("memory", "10"), ("memory", "20")]
 
@@ -206,11 +155,9 @@ def test_what_gets_worse_is_said(subject):
     assert told == ["ok", "ok", "ok", "does not extrapolate: perplexity x2.00"]
 
 
-def test_the_benchmark(recurrent, absolute, corpus, tmp_path, capsys):
-    arguments = [str(recurrent), "--data", str(corpus), "--baseline", str(absolute), "--tokens", "40"]
-    arguments += ["--sliding-tokens", "8", "--train-updates", "2", "--train-batch-size", "2"]
-    arguments += ["--threads", "1", "--out", str(tmp_path / "speed.json")]
-    assert relpos("benchmark", "lm", *arguments) == 0
+def test_the_benchmark(tmp_path, shell):
+    models = "<recurrent> --baseline <absolute> --data <stream> --tokens 40 --sliding-tokens 8"
+    said = shell(f"benchmark lm {models} --train-updates 2 --train-batch-size 2 --threads 1 --out speed.json")
     found = json.loads((tmp_path / "speed.json").read_text())
     assert [(row["method"], row["predictions"]) for row in found["evaluation"]] == [
         *[("memory", 40), ("memory", 8), ("strided window", 40), ("sliding window", 8)],
@@ -218,7 +165,7 @@ def test_the_benchmark(recurrent, absolute, corpus, tmp_path, capsys):
     ]
     assert {row["context"] for row in found["evaluation"]} == {18}
     assert len(found["training"]) == 2
-    assert "cannot: table of 8" in capsys.readouterr().out
+    assert "cannot: table of 8" in said
 
 
 def test_memory_and_segment_make_up_the_context(subject, monkeypatch):
@@ -234,32 +181,6 @@ def test_memory_and_segment_make_up_the_context(subject, monkeypatch):
     options = argparse.Namespace(tokens=40, sliding_tokens=9, batch_size=2)
     benchmark_lm.evaluation(subject, None, 18, options)
     assert asked == [(40, 8, 10), (9, 5, 13)]
-
-
-@pytest.mark.parametrize(
-    ("script", "arguments", "message"),
-    [
-        ("length", ["{xl}", "--data", "{data}", "--lengths", "0"], "--lengths must be >= 1, got 0"),
-        ("length", ["{xl}", "--data", "{data}", "--mem-len", "-3"], "--mem-len must be >= 0, got -3"),
-        ("length", ["{xl}", "--data", "{data}", "--tokens", "0"], "--tokens must be >= 1, got 0"),
-        ("length", ["{xl}", "--data", "{data}", "--split", "absent"], "absent"),
-        ("length", ["nothing.pt", "--data", "{data}"], "nothing.pt does not exist"),
-        ("length", ["{xl}", "--data", "{other}"], "binarise the text with the dictionary of its training"),
-        ("speed", ["{lm}", "--data", "{data}"], "has no memory: give it as --baseline"),
-        ("speed", ["{xl}", "--data", "{data}", "--context", "3"], "--context must be >= the trained segment"),
-    ],
-)
-def test_bad_input_is_one_line(recurrent, absolute, corpus, tmp_path, capsys, script, arguments, message):
-    (tmp_path / "dict.txt").write_text("a 1\n")
-    places = {"xl": recurrent, "lm": absolute, "data": corpus, "other": tmp_path}
-    arguments = [part.format(**places) for part in arguments]
-    if script == "length":
-        status = relpos("evaluate", "length", *[*arguments, "--out", str(tmp_path / "out")])
-    else:
-        status = relpos("benchmark", "lm", *arguments)
-    error = capsys.readouterr().err.strip().splitlines()
-    assert status == 2
-    assert error[-1].startswith("error: ") and message in error[-1]
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -323,14 +244,14 @@ def test_dynamic_evaluation_learns_from_what_it_scored(subject):
         assert torch.equal(value, before[name])
 
 
-def test_rms_scales_what_dynamic_evaluation_learns(subject, corpus):
+def test_rms_scales_what_dynamic_evaluation_learns(subject, stream):
     """The paper's equations element by element, from gradients of segments of the training text."""
     targets, rate, decay, epsilon, tokens = range(30, 42), 0.003, 0.2, 0.01, 13
     model = copy.deepcopy(subject.model)
     model.mem_len = 6
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
     words = subject.model.decoder.dictionary
-    training = read_stream(corpus / "train", words, None, False)
+    training = read_stream(stream / "train", words, None, False)
 
     def segments(stream, first, last):
         memory = None
@@ -358,7 +279,7 @@ def test_rms_scales_what_dynamic_evaluation_learns(subject, corpus):
             pull = np.minimum(rms[name] / average, 1 / decay) * decay
             step = -rate * grads[name] / (rms[name] + epsilon)
             value.data += torch.from_numpy(step + pull * (before[name] - value.data).numpy())
-    dynamic = Dynamic(rate, decay, corpus / "train", tokens, epsilon)
+    dynamic = Dynamic(rate, decay, stream / "train", tokens, epsilon)
     found = score_dynamic(subject, targets, 4, 6, dynamic)
     assert found.each == pytest.approx(np.array(expected), abs=5e-6)
     plain = score_dynamic(subject, targets, 4, 6, Dynamic(rate, decay))
@@ -367,39 +288,25 @@ def test_rms_scales_what_dynamic_evaluation_learns(subject, corpus):
         assert torch.equal(value, before[name])
 
 
-def test_lines_and_pictures_of_every_token(recurrent, absolute, corpus, tmp_path, capsys):
+def test_lines_and_pictures_of_every_token(recurrent, stream, tmp_path, shell):
     """The lines add up to the table, and each names its token; both models in one picture."""
-    out = tmp_path / "out.jsonl"
-    arguments = ["--data", corpus, "--tokens", "20", "--by-token", out]
-    assert relpos("evaluate", "lm", recurrent, absolute, *arguments) == 0
-    said = capsys.readouterr().out
+    out, given = tmp_path / "out.jsonl", "--data <stream> --tokens 20"
+    said = shell(f"evaluate lm <recurrent> <absolute> {given} --by-token out.jsonl")
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    stream = language_model.load_subject(recurrent, corpus, "valid")
-    words = stream.model.decoder.dictionary
+    subject = language_model.load_subject(recurrent, stream, "valid")
+    words = subject.model.decoder.dictionary
     assert len(lines) == 40 and lines[0]["reads"] == "memory 10" and lines[20]["memory"] == 0
     for line in lines:
-        assert line["token"] == words[int(stream.tokens[line["index"]])]
+        assert line["token"] == words[int(subject.tokens[line["index"]])]
     for part in (lines[:20], lines[20:]):
         assert f"{sum(line['nats'] for line in part) / 20 / math.log(2):.4f}" in said
         assert len({line["checkpoint"] for line in part}) == 1
     picture = (tmp_path / "out.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
-    several = ["--mem-len", "0", "4", "10", "--dynamic", "0.01"]
-    assert relpos("evaluate", "lm", recurrent, *arguments, *several) == 0
-    assert "memory 4, dynamic" in capsys.readouterr().out
-    scaled = ["--dynamic", "0.0001", "--rms", "40", "--epsilon", "0.01"]
-    assert relpos("evaluate", "lm", recurrent, "--data", corpus, "--tokens", "20", *scaled) == 0
-    assert "memory 10, dynamic (RMS)" in capsys.readouterr().out
-    for wrong, error in (
-        (["--decay", "0.1"], "--decay needs --dynamic RATE"),
-        (["--rms", "9"], "--rms needs --dynamic RATE"),
-        (["--dynamic", "1", "--epsilon", "1"], "--epsilon needs --rms N"),
-        (["--dynamic", "1", "--rms", "0"], "--rms must be >= 1, got 0"),
-        (["--dynamic", "-1"], "--dynamic must be above 0, got -1.0"),
-        (["--context", "4", "--dynamic", "1"], "is not read with memory; leave it out"),
-    ):
-        assert relpos("evaluate", "lm", recurrent, "--data", corpus, *wrong) == 2
-        assert error in capsys.readouterr().err
+    several = "--mem-len 0 4 10 --dynamic 0.01 --by-token out.jsonl"
+    assert "memory 4, dynamic" in shell(f"evaluate lm <recurrent> {given} {several}")
+    scaled = "--dynamic 0.0001 --rms 40 --epsilon 0.01"
+    assert "memory 10, dynamic (RMS)" in shell(f"evaluate lm <recurrent> {given} {scaled}")
 
 
 def test_neighbouring_places_are_put_together():
@@ -409,9 +316,7 @@ def test_neighbouring_places_are_put_together():
     assert places.tolist() == [0.5, 2.5, 4.0] and bits == pytest.approx([3.0, 2.5, 4.0])
 
 
-@pytest.mark.parametrize("kind", ["recurrent", "absolute"])
-def test_pictures_are_drawn_of_the_text(request, corpus, tmp_path, capsys, kind):
+@pytest.mark.parametrize("kind", ["<recurrent>", "<absolute>"])
+def test_pictures_are_drawn_of_the_text(kind, shell):
     """A stream's first block, of language models with memory and without."""
-    checkpoint = request.getfixturevalue(kind)
-    assert relpos("plot", checkpoint, "--data", corpus, "--out", tmp_path) == 0, capsys.readouterr().err
-    assert "first sentence of valid" in capsys.readouterr().out
+    assert "first sentence of valid" in shell(f"plot {kind} --data <stream> --out .")

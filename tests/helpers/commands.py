@@ -274,6 +274,11 @@ def generate_arguments(corpus: Corpus, checkpoint: Path, *more: str | Path) -> l
     return [*paths, *QUIET, "--max-tokens", "400", "--beam", "2", *LENGTHS, *map(str, more)]
 
 
+def evaluate(tool: str, data: Path, checkpoint: Path, *more: str | Path) -> str:
+    """Run a fairseq command that evaluates a checkpoint on data in this process."""
+    return call(tool, data, "--user-dir", USER_DIR, "--path", checkpoint, *QUIET, *more)
+
+
 def hypotheses(output: str) -> dict[int, str]:
     """Number to translation of every `D-` line of fairseq-generate or -interactive."""
     found = re.findall(r"^D-(\d+)\t\S+\t(.*)$", output, re.MULTILINE)
@@ -311,6 +316,21 @@ def load(path: Path) -> dict:
     import torch
 
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def assert_same_state(first: Path, second: Path) -> None:
+    """Model and optimizer of two checkpoints are equal to the bit."""
+    import torch
+
+    one, two = load(first), load(second)
+    assert one["model"].keys() == two["model"].keys()
+    for name, tensor in one["model"].items():
+        assert torch.equal(tensor, two["model"][name]), name
+    states = [checkpoint["last_optimizer_state"]["state"] for checkpoint in (one, two)]
+    assert states[0].keys() == states[1].keys() and states[0]
+    for key, state in states[0].items():
+        for name, part in state.items():
+            assert torch.equal(torch.as_tensor(part), torch.as_tensor(states[1][key][name])), name
 
 
 def relpos(*arguments: object) -> int:

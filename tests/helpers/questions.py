@@ -6,11 +6,29 @@ import json
 import random
 from pathlib import Path
 
+from helpers.commands import QUIET, USER_DIR
 from relpos_fairseq.text import train_tokenizer
 
 COLOURS = ["red", "blue", "green", "white", "black"]
 THINGS = ["cat", "dog", "house", "train", "river", "piano", "lamp", "coat"]
 PLACES = ["Paris", "Rome", "Oslo", "Athens", "Cairo"]
+MODEL = (
+    "--arch relpos_roberta_tiny --position-scheme m4 --segment-encoding head --encoder-embed-dim 32 "
+    "--encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --dropout 0 --attention-dropout 0"
+).split()
+TASK = (
+    "--task question_answering --criterion question_answering --tokens-per-sample 40 --doc-stride 8 "
+    "--max-query-length 12"
+).split()
+TRAIN = (
+    "--optimizer relpos_adam --lr 3e-3 --clip-norm 1 --batch-size 16 --log-interval 1 --no-epoch-checkpoints "
+    "--distributed-world-size 1 --seed 1"
+).split() + ["--adam-betas", "(0.9, 0.98)", "--user-dir", str(USER_DIR), *QUIET]
+
+
+def training(data: Path, save_dir: Path, *more: object) -> list[object]:
+    """Command line of a training on a data folder."""
+    return [data, *MODEL, *TASK, *TRAIN, "--save-dir", save_dir, *more]
 
 
 def squad(contexts: list[tuple[str, list[dict]]], version: str = "1.1") -> dict:

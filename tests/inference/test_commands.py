@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.models.transformer import TransformerModel
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
@@ -22,13 +23,16 @@ from helpers import FULL
 from helpers.commands import QUIET, USER_DIR, call, command, relpos
 from helpers.commands import train as train_translation
 from helpers.lm_models import randomized, small_lm, small_xl
-from helpers.segment_corpus import character_model
+from helpers.models import small_task
 from helpers.tokenizers import lines as odd_lines
 from helpers.wmt_text import write_texts
 from relpos_fairseq.core import placement
-from relpos_fairseq.inference.checkpoints import causal_lm
+from relpos_fairseq.inference.checkpoints import causal_lm, hooks
+from relpos_fairseq.inference.checkpoints.hooks import FolderText
 from relpos_fairseq.inference.commands import open_translator
+from relpos_fairseq.inference.model_card import write_export_card
 from relpos_fairseq.inference.translator import Batching, Hypothesis, Search, batches, translate
+from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
 from relpos_fairseq.nn.packed import PackedLinear, QuantizedLinear
 from relpos_fairseq.text.assets import SymbolText
 
@@ -48,13 +52,20 @@ def translation(tmp_path_factory, prepare_wmt):
     return checkpoint, raw, generated
 
 
-def lines_of(capsys, *arguments) -> list[str]:
-    """What a command that succeeds writes to standard output."""
-    capsys.readouterr()
-    status = relpos(*arguments, "--cpu")
-    said = capsys.readouterr()
-    assert status == 0, said.err
-    return said.out.splitlines()
+@pytest.fixture(scope="module")
+def checkpoint(translation) -> Path:
+    return translation[0]
+
+
+@pytest.fixture
+def hub(checkpoint) -> TransformerModel:
+    """By fairseq's own class, without naming data or units."""
+    return TransformerModel.from_pretrained(str(checkpoint.parent), checkpoint.name)
+
+
+@pytest.fixture(scope="module")
+def raw(translation) -> Path:
+    return translation[1]
 
 
 def test_translations_are_fairseqs(translation) -> None:
@@ -71,16 +82,15 @@ def test_translations_are_fairseqs(translation) -> None:
             assert one.score == pytest.approx(float(score) * 0.6931472, abs=2e-4)
 
 
-def test_interactive_takes_raw_text(translation, tmp_path, capsys) -> None:
+def test_interactive_takes_raw_text(checkpoint, raw, tmp_path, shell) -> None:
     """fairseq-interactive with `--bpe relpos` gives the texts of `relpos translate`, also of text like its symbols."""
-    checkpoint, raw, _ = translation
     text = tmp_path / "in.txt"
     text.write_text("".join((raw / "test.en").read_text().splitlines(True)[:4]) + "a </s> b@@ c\n")
     where = [checkpoint.parent / "text", "--path", checkpoint, "--bpe", "relpos", "--input", text]
     where += ["--tokenizer-folder", checkpoint.parent / "text", "--source-lang", "en", "--target-lang", "de"]
     said = call("interactive", *where, "--beam", "3", "--max-len-b", "20", *QUIET)
     found = [line.split("\t")[2] for line in said.splitlines() if line.startswith("D-")]
-    assert found == lines_of(capsys, "translate", checkpoint, text, "--beam", "3", "--max-len-b", "20")
+    assert found == shell("translate <checkpoint> in.txt --beam 3 --max-len-b 20 --cpu").splitlines()
 
 
 def interactive(checkpoint: Path, text: str, *more: str, fails: bool = False) -> str:
@@ -92,9 +102,8 @@ def interactive(checkpoint: Path, text: str, *more: str, fails: bool = False) ->
 
 
 @pytest.mark.slow
-def test_interactive_reads_lines_as_they_are(translation) -> None:
+def test_interactive_reads_lines_as_they_are(checkpoint) -> None:
     """A lone CR ends no line, an empty line has no words, and long ones are cut where that is asked for."""
-    checkpoint, _, _ = translation
     text = "a\rb\r\n\n" + "a " * 50 + "\n"
     for more in (("--buffer-size", "3", "--batch-size", "3"), ())[: 2 if FULL else 1]:
         limits = ("--truncate-source", "--max-source-positions", "7", "--nbest", "2")
@@ -107,8 +116,7 @@ def test_interactive_reads_lines_as_they_are(translation) -> None:
 
 
 @pytest.mark.slow
-def test_interactive_numbers_the_line_that_is_too_long(translation) -> None:
-    checkpoint, _, _ = translation
+def test_interactive_numbers_the_line_that_is_too_long(checkpoint) -> None:
     text = "a\nb\n" + "a " * 50 + "\n"
     limits = {
         "--max-source-positions": "Size of sample #0 is invalid .*; --truncate-source cuts such lines",
@@ -129,9 +137,8 @@ def test_options_have_types_of_which_fairseq_makes_flags() -> None:
     assert texts == []
 
 
-def test_integers_translate_nearly_the_same(translation, capsys, tmp_path) -> None:
+def test_integers_translate_nearly_the_same(checkpoint, raw, shell) -> None:
     """Every linear layer in int8, by the flag; and packed without one."""
-    checkpoint, raw, _ = translation
     plain = open_translator(checkpoint, None, True)
     assert any(isinstance(part, PackedLinear) for part in plain.trained.model.modules())
     integers = open_translator(checkpoint, None, True, "int8")
@@ -142,41 +149,23 @@ def test_integers_translate_nearly_the_same(translation, capsys, tmp_path) -> No
     pairs = zip(plain.translate(encoded, search), integers.translate(encoded, search), strict=True)
     apart = [abs(one[0].score - other[0].score) for one, other in pairs]
     assert median(apart) < 0.05  # where a search goes another way, one may end and the other be cut off
-    (tmp_path / "in.txt").write_text((raw / "test.en").read_text())
-    found = lines_of(
-        capsys, "translate", checkpoint, tmp_path / "in.txt", "--max-len-b", "20", "--quantization", "int8"
-    )
+    found = shell("translate <checkpoint> <raw>/test.en --max-len-b 20 --quantization int8 --cpu").splitlines()
     assert len(found) == len(encoded)
 
 
-def test_lines_keep_their_order(translation, capsys, monkeypatch, tmp_path) -> None:
+def test_lines_keep_their_order(raw, monkeypatch, tmp_path, shell) -> None:
     """Empty lines too, through buffers smaller than the text, from standard input and a file."""
-    checkpoint, raw, _ = translation
     lines = ["", *(raw / "test.en").read_text().splitlines(), "", "a tree"]
-    options = ["--beam", "2", "--max-len-b", "20"]
+    options = "--beam 2 --max-len-b 20 --cpu"
     (tmp_path / "in.txt").write_text("\n".join(lines) + "\n")
-    whole = lines_of(capsys, "translate", checkpoint, tmp_path / "in.txt", *options)
+    whole = shell(f"translate <checkpoint> in.txt {options}").splitlines()
     assert len(whole) == 12 and whole[0] == whole[10] == "" and all(whole[1:10])
-    alone = [
-        lines_of(
-            capsys,
-            "translate",
-            checkpoint,
-            tmp_path / "in.txt",
-            *options,
-            "--buffer",
-            "5",
-            "--max-tokens",
-            "30",
-            "--jsonl",
-        )
-    ]
-    objects = [json.loads(line) for line in alone[0]]
+    objects = shell.objects(f"translate <checkpoint> in.txt {options} --buffer 5 --max-tokens 30 --jsonl")
     assert [one["hypotheses"][0]["text"] for one in objects] == whole
     assert [(one["line"], one["source"]) for one in objects] == list(enumerate(lines, start=1))
     typed = SimpleNamespace(buffer=io.BytesIO("\ufeffa tree\r\n\nthe dog".encode()), isatty=lambda: False)
     monkeypatch.setattr(sys, "stdin", typed)
-    scored = lines_of(capsys, "translate", checkpoint, *options, "--nbest", "2")
+    scored = shell(f"translate <checkpoint> {options} --nbest 2").splitlines()
     cells = [line.split("\t") for line in scored]
     assert [cell[0] for cell in cells] == ["1", "1", "2", "2", "3", "3"]
     assert cells[0][2] == whole[11] and float(cells[0][1]) >= float(cells[1][1])
@@ -192,27 +181,8 @@ def test_batches_hold_every_sentence_once() -> None:
             assert len(batch) == 1 or (len(batch) * widest <= max_tokens and len(batch) <= most)
 
 
-def test_what_cannot_be_translated(translation, capsys, tmp_path) -> None:
-    checkpoint, _, _ = translation
-    (tmp_path / "bad.txt").write_bytes(b"good\n\xff\n")
-    alone = tmp_path / checkpoint.name
-    alone.symlink_to(checkpoint)
-    for arguments, said in (
-        (("translate", tmp_path), "is a folder: name the checkpoint in it"),
-        (("translate", tmp_path / "no.pt"), "no.pt does not exist"),
-        (("sample", checkpoint), "is of task translation, which relpos sample does not run: use "),
-        (("translate", checkpoint, tmp_path / "bad.txt"), "bad.txt, line 2: invalid UTF-8"),
-        (("translate", checkpoint, "--nbest", "6"), "--nbest 6 needs --beam 6, got 5"),
-        (("translate", alone), "no text/ beside"),
-    ):
-        assert relpos(*arguments) == 2
-        error = capsys.readouterr().err.splitlines()[-1]
-        assert said in error and error.startswith("error: ")
-
-
-def test_a_reader_that_leaves_ends_the_command(translation, monkeypatch, tmp_path, capsys) -> None:
+def test_a_reader_that_leaves_ends_the_command(checkpoint, raw, monkeypatch, tmp_path, capsys) -> None:
     """`relpos translate ... | head -1`: no traceback, and the status of SIGPIPE."""
-    checkpoint, raw, _ = translation
 
     def print_nothing(*_: object, **__: object) -> None:
         raise BrokenPipeError(32, "Broken pipe")
@@ -224,12 +194,8 @@ def test_a_reader_that_leaves_ends_the_command(translation, monkeypatch, tmp_pat
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_the_hub_speaks_text(translation) -> None:
+def test_the_hub_speaks_text(hub, checkpoint, raw) -> None:
     """Of fairseq's own class, without naming data or units."""
-    from fairseq.models.transformer import TransformerModel
-
-    checkpoint, raw, _ = translation
-    hub = TransformerModel.from_pretrained(str(checkpoint.parent), checkpoint.name)
     translator = open_translator(checkpoint, None, True)
     lines = (raw / "test.en").read_text().splitlines()[:3]
     encoded = [translator.source.encode(line) for line in lines]
@@ -239,17 +205,13 @@ def test_the_hub_speaks_text(translation) -> None:
     assert hub.decode(hub.encode(lines[0])) == lines[0]
 
 
-def test_the_hub_translates_as_the_command(translation, tmp_path, capsys) -> None:
+def test_the_hub_translates_as_the_command(hub, checkpoint, raw, tmp_path, capsys) -> None:
     """Odd lines and blank ones, alone and together; an empty text has no translation that could be invented."""
-    from fairseq.models.transformer import TransformerModel
-
-    checkpoint, raw, _ = translation
     lines = [*(raw / "test.en").read_text().splitlines()[:2], "", "  ", *(one for one in odd_lines() if len(one) < 60)]
     (tmp_path / "in.txt").write_bytes("".join(f"{line}\n" for line in lines).encode())
     options = ("--beam", "2", "--max-len-b", "6", "--cpu")
     assert relpos("translate", checkpoint, tmp_path / "in.txt", "--out", tmp_path / "out.txt", *options) == 0
     wanted = (tmp_path / "out.txt").read_bytes().decode().split("\n")[:-1]
-    hub = TransformerModel.from_pretrained(str(checkpoint.parent), checkpoint.name)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert hub.translate(lines, beam=2, max_len_b=6) == wanted
@@ -263,12 +225,8 @@ def test_the_hub_translates_as_the_command(translation, tmp_path, capsys) -> Non
 
 
 @torch.no_grad()
-def test_a_hub_scores_translations(translation):
+def test_a_hub_scores_translations(hub, raw):
     """The log-probabilities of given translations, as one pass of the model gives them."""
-    from fairseq.models.transformer import TransformerModel
-
-    checkpoint, raw, _ = translation
-    hub = TransformerModel.from_pretrained(str(checkpoint.parent), checkpoint.name)
     sources, targets = ((raw / f"test.{side}").read_text().splitlines()[:4] for side in ("en", "de"))
     model, words = hub.models[0], hub.tgt_dict
     for source, target, found in zip(sources, targets, hub.score(sources, targets=targets), strict=True):
@@ -287,8 +245,6 @@ def test_a_hub_scores_translations(translation):
 
 def trained_like(model, tokens_per_sample: int) -> SimpleNamespace:
     """What sampling reads of a trained model."""
-    from helpers.models import small_task
-
     cfg = SimpleNamespace(task=SimpleNamespace(tokens_per_sample=tokens_per_sample))
     device = torch.device("cpu")
     return SimpleNamespace(model=model, cfg=cfg, task=small_task(), device=device, source=SymbolText())
@@ -344,19 +300,11 @@ def test_draws_are_among_the_likeliest() -> None:
         assert not drawn[expected == 0].any()
 
 
-@pytest.fixture(scope="module")
-def characters(tmp_path_factory):
-    """A character model with memory, after its data is gone."""
-    checkpoint, data = character_model(tmp_path_factory.mktemp("characters"))
-    data.rename(data.parent / "moved")
-    return checkpoint
-
-
-def test_a_character_model_continues_text(characters, capsys) -> None:
+def test_a_character_model_continues_text(characters, shell) -> None:
     """Drawn or streamed, by one seed; what is drawn has the probability that it is said to have."""
-    options = ["--prompt", "a_b_c\na", "--tokens", "30", "--mem-len", "40", "--top-k", "5"]
-    streamed = "\n".join(lines_of(capsys, "sample", characters, *options))
-    [one] = map(json.loads, lines_of(capsys, "sample", characters, *options, "--jsonl"))
+    line, prompt = "sample <characters> --tokens 30 --mem-len 40 --top-k 5 --cpu", ("--prompt", "a_b_c\na")
+    streamed = shell(line, *prompt)
+    [one] = shell.objects(f"{line} --jsonl", *prompt)
     assert streamed.rstrip("\n") == (one["prompt"] + one["text"]).rstrip("\n")
     assert one["symbols"] == len(one["text"]) == 30
     trained = causal_lm.open_model(characters, None, True)
@@ -371,16 +319,12 @@ def test_a_character_model_continues_text(characters, capsys) -> None:
         nats -= float(scores[max(0, 7 - start) :].sum())  # the first 7 are the prompt's
         memory = extra["memory"]
     assert nats == pytest.approx(one["nats"], abs=0.05)
-    several = lines_of(capsys, "sample", characters, *options, "--samples", "3", "--lines", "1")
+    several = shell(f"{line} --samples 3 --lines 1", *prompt).splitlines()
     assert sum(line.startswith("== ") for line in several) == 3
-    assert relpos("sample", characters, "--context", "9") == 2
-    assert "--context is for models without memory: give --mem-len" in capsys.readouterr().err
 
 
 def test_the_hub_is_prompted_with_characters_and_memory(characters) -> None:
     """Memory of all the text before gives what the text itself would have given."""
-    from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
-
     hub = RelPosTransformerXLModel.from_pretrained(str(characters.parent), characters.name)
     hub.models[0].mem_len = 60
     before, prompt = "a_b_c b_c_d\nc_d_e", "a_b"
@@ -405,8 +349,6 @@ def test_the_hub_is_prompted_with_characters_and_memory(characters) -> None:
 
 
 def test_interactive_takes_raw_characters(characters) -> None:
-    from relpos_fairseq.inference.checkpoints.hooks import FolderText
-
     bpe = FolderText(SimpleNamespace(tokenizer_folder=str(characters.parent / "text")))
     assert bpe.encode("a b_c") == "a ▁ b _ c" and bpe.decode("a ▁ b") == "a b"
     with pytest.raises(ValueError, match="--mask-whole-words needs a tokenizer"):
@@ -417,7 +359,6 @@ def test_interactive_takes_raw_characters(characters) -> None:
 
 def test_training_says_what_it_could_not_copy(translation, monkeypatch, tmp_path) -> None:
     """A checkpoint that was saved is worth more than its text: training goes on."""
-    from relpos_fairseq.inference.checkpoints import hooks
 
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -447,18 +388,14 @@ def test_the_card_says_what_is_known(translation, characters) -> None:
     assert "checkpoint_best" not in (characters.parent / "MODEL_CARD.md").read_text()  # no score
 
 
-def test_an_averages_folder_is_enough(translation, capsys, tmp_path) -> None:
-    checkpoint, raw, _ = translation
-    out = tmp_path / "average" / "avg.pt"
-    assert relpos("average", checkpoint, "--out", out) == 0
-    options = [raw / "test.en", "--beam", "1", "--max-len-b", "20"]
-    found = [lines_of(capsys, "translate", path, *options) for path in (out, checkpoint)]
+def test_an_averages_folder_is_enough(shell) -> None:
+    shell("average <checkpoint> --out average/avg.pt")
+    paths = ("average/avg.pt", "<checkpoint>")
+    found = [shell(f"translate {path} <raw>/test.en --beam 1 --max-len-b 20 --cpu").splitlines() for path in paths]
     assert found[0] == found[1] and len(found[0]) == 9
 
 
 def test_an_exports_card_holds_the_checkpoints(translation, tmp_path) -> None:
-    from relpos_fairseq.inference.model_card import write_export_card
-
     write_export_card(translation[0], tmp_path, "CTranslate2", {"quantization": "a|b"})
     card = (tmp_path / "MODEL_CARD.md").read_text()
     assert card.startswith("# Model card: CTranslate2 of checkpoint_last.pt\n")
@@ -466,9 +403,8 @@ def test_an_exports_card_holds_the_checkpoints(translation, tmp_path) -> None:
     assert card.count("# Model card") == 1
 
 
-def test_every_search_knows_how_long_it_may_get(translation) -> None:
+def test_every_search_knows_how_long_it_may_get(checkpoint) -> None:
     """Rotations that are scaled by length are so with `--print-alignment` too, another way into the search."""
-    checkpoint, raw, _ = translation
     told: list[int | None] = []
     trained = open_translator(checkpoint, None, True).trained
     words = trained.task.source_dictionary
@@ -488,9 +424,8 @@ def test_every_search_knows_how_long_it_may_get(translation) -> None:
         told.clear()
 
 
-def test_diverse_groups_are_of_their_own_sentence(translation) -> None:
+def test_diverse_groups_are_of_their_own_sentence(checkpoint) -> None:
     """A sentence alone has the hypotheses that it has in a batch, whatever number the data set gives it."""
-    checkpoint, raw, _ = translation
     trained = open_translator(checkpoint, None, True).trained
     words = trained.task.source_dictionary
     rows = torch.tensor([[5, 6, 7, words.eos()], [9, 8, 7, words.eos()], [6, 6, 5, words.eos()]])

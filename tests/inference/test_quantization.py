@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 
-from helpers.commands import relpos
 from helpers.exported import write_checkpoint
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.nn.packed import KINDS, QuantizedLinear
@@ -22,17 +20,6 @@ TASKS = {
 }
 
 
-def said(capsys, name: str, checkpoint, folder, *more: str) -> list[dict]:
-    text = "the old house sees a <mask>" if name == "fill" else "the old house sees a horse"
-    (folder / "in.txt").write_text(text + "\n")
-    questions = ["what sees"] if name == "answer" else []
-    capsys.readouterr()
-    status = relpos(name, checkpoint, folder / "in.txt", *questions, "--jsonl", "--cpu", *more)
-    output = capsys.readouterr()
-    assert status == 0, output.err
-    return [json.loads(line) for line in output.out.splitlines()]
-
-
 def numbers(value) -> list[float]:
     """Every number of what a command says, in its order."""
     if isinstance(value, dict):
@@ -44,15 +31,17 @@ def numbers(value) -> list[float]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TASKS)
-def test_fewer_bits_say_nearly_the_same(name, kind, tmp_path, capsys):
+def test_fewer_bits_say_nearly_the_same(name, kind, tmp_path, shell):
     if problem := KINDS[kind].problem():
         pytest.skip(problem)
-    _, checkpoint = write_checkpoint(tmp_path, "bpe", "t5", **TASKS[name])
+    write_checkpoint(tmp_path, "bpe", "t5", **TASKS[name])
     if name == "classify":  # whose dictionary has a folder of its own
         (tmp_path / "text" / "input0").mkdir()
         shutil.copy(tmp_path / "text" / "dict.txt", tmp_path / "text" / "input0")
-    plain = numbers(said(capsys, name, checkpoint, tmp_path))
-    found = numbers(said(capsys, name, checkpoint, tmp_path, "--quantization", kind))
+    last = "<mask>" if name == "fill" else "horse"
+    (tmp_path / "in.txt").write_text(f"the old house sees a {last}\n")
+    line = f"{name} model.pt in.txt {'what?' if name == 'answer' else ''} --jsonl --cpu"
+    plain, found = (numbers(shell.objects(f"{line} {more}")) for more in ("", f"--quantization {kind}"))
     assert found == pytest.approx(plain, abs=0.1) and found != plain and plain
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
+import shutil
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,8 +21,6 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from matplotlib import pyplot as plt
 from omegaconf import OmegaConf
 
-from helpers import processes
-from helpers.commands import relpos
 from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.core.config import PositionConfig, resolve
 from relpos_fairseq.core.placement import Placement
@@ -121,12 +119,11 @@ def stems(folder: Path) -> set[str]:
     return names
 
 
-def test_scalars_logits_and_attention_of_rel_scalar(save, data, tmp_path, undrawn, capsys):
+def test_scalars_logits_and_attention_of_rel_scalar(save, tmp_path, undrawn, shell):
     checkpoint, out = save("rel_scalar", "--position-clip-distance", "3"), tmp_path / "out"
-    assert relpos("plot", *[str(checkpoint), "--data", str(data), "--out", str(out)]) == 0
+    printed = shell(f"plot {checkpoint} --data <data> --out out")
     each = ("static", "position-logits", "attention", "ranks")
     assert stems(out) == {f"{side}-{kind}" for side in ("encoder", "decoder") for kind in each}
-    printed = capsys.readouterr().out
     assert "attention and ranks on: first sentence of test" in printed
     assert "skipped (encoder, rel_scalar): vectors over distance: no term has any" in printed
     assert "wrote 16 files" in printed
@@ -167,9 +164,9 @@ def test_scalars_logits_and_attention_of_rel_scalar(save, data, tmp_path, undraw
         ("learned+m4", {"vectors": "table"}),
     ],
 )
-def test_vector_tables(save, tmp_path, undrawn, scheme, fields):
+def test_vector_tables(save, tmp_path, undrawn, scheme, fields, shell):
     checkpoint = save(scheme, "--position-clip-distance", "4", "--position-share", "none")
-    assert relpos("plot", *[str(checkpoint), "--out", str(tmp_path), "--distance", "3"]) == 0
+    shell(f"plot {checkpoint} --out . --distance 3")
     model = weights(checkpoint)
     for field, tensor in fields.items():
         names = (f"encoder.layers.{i}.self_attn.position.0.{tensor}" for i in (0, 1))
@@ -184,10 +181,9 @@ def test_vector_tables(save, tmp_path, undrawn, scheme, fields):
     assert kinds == set(fields)
 
 
-def test_absolute_tables_and_their_logits(save, tmp_path, undrawn, capsys):
+def test_absolute_tables_and_their_logits(save, tmp_path, undrawn, shell):
     checkpoint = save("learned+abs_scalar", "--max-source-positions", "9", "--decoder-layers", "1")
-    assert relpos("plot", *[str(checkpoint), "--out", str(tmp_path)]) == 0
-    assert "synthetic tokens" in capsys.readouterr().out
+    assert "synthetic tokens" in shell(f"plot {checkpoint} --out .")
     model = weights(checkpoint)
     table = model["encoder.positions.shared.0.table"].double()
     unit = table / table.norm(dim=-1, keepdim=True)
@@ -207,9 +203,9 @@ def test_absolute_tables_and_their_logits(save, tmp_path, undrawn, capsys):
     same(found, torch.einsum("ihd,jhd->hij", q, k) / 32**0.5)
 
 
-def test_layers_of_different_schemes(save, tmp_path, undrawn):
+def test_layers_of_different_schemes(save, tmp_path, undrawn, shell):
     checkpoint = save("t5/rope+rel_scalar")
-    assert relpos("plot", *[str(checkpoint), "--out", str(tmp_path), "--length", "5"]) == 0
+    shell(f"plot {checkpoint} --out . --length 5")
     rows = read(tmp_path / "encoder-static.csv")
     assert [row["layer"] for row in rows] == ["1"] * 4 + ["2"] * 4
     table = weights(checkpoint)["encoder.positions.shared.0.bias_table"] / 32**0.5
@@ -220,9 +216,9 @@ def test_layers_of_different_schemes(save, tmp_path, undrawn):
     same(logits[1, :, 3, 2], own[:, 128 - 1])
 
 
-def test_what_layers_share_is_drawn_once(save, tmp_path, undrawn):
+def test_what_layers_share_is_drawn_once(save, tmp_path, undrawn, shell):
     checkpoint = save("t5", "--position-buckets", "8", "--position-max-distance", "20")
-    assert relpos("plot", *[str(checkpoint), "--out", str(tmp_path), "--length", "5"]) == 0
+    shell(f"plot {checkpoint} --out . --length 5")
     rows = read(tmp_path / "encoder-static.csv")
     assert [(row["layer"], row["head"]) for row in rows] == [("all", str(h)) for h in range(1, 5)]
     table = weights(checkpoint)["encoder.positions.shared.0.bias_table"] / 32**0.5
@@ -234,14 +230,11 @@ def test_what_layers_share_is_drawn_once(save, tmp_path, undrawn):
 
 
 @pytest.mark.parametrize("scheme", ["none", "rope", "m4m", "sinusoidal"])
-def test_schemes_without_position_logits(save, data, tmp_path, undrawn, capsys, scheme):
+def test_schemes_without_position_logits(save, tmp_path, undrawn, shell, scheme):
     backend = "sdpa" if scheme in ("none", "rope") else "auto"
     checkpoint = save(scheme, "--attention-backend", backend)
-    words = ["--sentence", "the cat sat on a dog"]
-    argv = [str(checkpoint), "--data", str(data), "--out", str(tmp_path), *words]
-    assert relpos("plot", *argv) == 0
+    printed = shell(f"plot {checkpoint} --data <data> --out . --sentence 'the cat sat on a dog'")
     assert {"encoder-attention", "encoder-ranks", "decoder-ranks"} <= stems(tmp_path)
-    printed = capsys.readouterr().out
     reason = {
         "rope": "positions act through content alone, by rotation of q and k",
         "m4m": "positions act through content alone, by key_vectors, product, query_vectors",
@@ -316,9 +309,9 @@ def test_long_tokens_and_full_ranks_are_said(tmp_path):
     assert "mean over 2 sentences" in picture.detail
 
 
-def test_ranks_in_the_file(save, data, tmp_path, undrawn):
+def test_ranks_in_the_file(save, tmp_path, undrawn, shell):
     checkpoint = save("abs_scalar", "--position-rank", "2")
-    assert relpos("plot", *[str(checkpoint), "--data", str(data), "--out", str(tmp_path)]) == 0
+    shell(f"plot {checkpoint} --data <data> --out .")
     rows = [r for r in read(tmp_path / "encoder-ranks.csv") if r["matrix"] == "added by positions"]
     assert numbers(rows, "head_").tolist() == [[2.0] * 4] * 2
 
@@ -343,12 +336,11 @@ def test_what_is_drawn_is_what_is_written(tmp_path):
     same(numbers(read(table), "key_"), values)
 
 
-def test_attention_is_cut_and_ranks_take_a_batch(save, data, tmp_path, undrawn, capsys):
+def test_attention_is_cut_and_ranks_take_a_batch(save, tmp_path, undrawn, shell):
     """The data have two sentences: a batch of three is what there is, and the command counts it."""
-    given = ("--data", str(data), "--out", str(tmp_path), "--tokens", "4", "--sentences", "3")
-    assert relpos("plot", str(save("rel_scalar")), *given) == 0
-    assert "ranks on 2 sentences" in capsys.readouterr().out
-    error = error_of(capsys, save("none"), "--sentences", "2", "--out", tmp_path / "out")
+    said = shell(f"plot {save('rel_scalar')} --data <data> --out . --tokens 4 --sentences 3")
+    assert "ranks on 2 sentences" in said
+    error = shell.refused(f"plot {save('none')} --sentences 2 --out out")
     assert "--sentences" in error and "--data" in error
     rows = read(tmp_path / "encoder-attention.csv")
     assert [row["token"] for row in rows] == SENTENCE[:4] * 2
@@ -369,7 +361,7 @@ INNER = "2026-01-01 | INFO | train_inner | "
 VALID = "2026-01-01 | INFO | valid | "
 
 
-def test_learning_curves(tmp_path, capsys):
+def test_learning_curves(tmp_path, shell):
     """Both formats of logs; of what was trained again after a resumption the last line counts."""
     simple = [
         INNER + "epoch 001:     10 / 20 loss=5.5, ppl=3e+02, num_updates=10, lr=0.1",
@@ -382,11 +374,10 @@ def test_learning_curves(tmp_path, capsys):
         '{"epoch": 1, "loss": "6.5", "ppl": "90", "num_updates": "15"}',
         VALID + '{"epoch": 1, "valid_loss": "5", "valid_num_updates": "15", "valid_ppl": "32"}',
     ]
-    logs = [tmp_path / "m4.log", tmp_path / "t5.log"]
-    for path, lines in zip(logs, (simple, told), strict=True):
-        path.write_text("".join(f"{line}\n" for line in ["other words", *lines]))
+    for name, lines in (("m4", simple), ("t5", told)):
+        (tmp_path / f"{name}.log").write_text("".join(f"{line}\n" for line in ["other words", *lines]))
+    shell("plot --curves m4.log t5.log --out out")
     out = tmp_path / "out"
-    assert relpos("plot", "--curves", *map(str, logs), "--out", str(out)) == 0
     assert stems(out) == {"learning-curves"}
     found = {(row["part"], row["run"]): row for row in read(out / "learning-curves.csv")}
     expected = {
@@ -397,9 +388,8 @@ def test_learning_curves(tmp_path, capsys):
     }
     updates = [f"update_{number}" for number in (10, 15, 20)]
     assert {key: [row[n] for n in updates] for key, row in found.items()} == expected
-    error = error_of(capsys, "--curves", logs[0], "--measure", "bleu", "--out", out)
+    error = shell.refused("plot --curves m4.log --measure bleu --out out")
     assert "no bleu" in error and "it has loss, lr, ppl" in error
-    assert "give a checkpoint" in error_of(capsys, "--out", out)
 
 
 def test_a_curves_line_joins_its_own_points():
@@ -423,70 +413,22 @@ def test_a_file_is_whole_or_absent(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"p.csv", "p.png"}
 
 
-def error_of(capsys, *argv: object) -> str:
-    """The one line of a command that fails with status 2."""
-    try:
-        status = relpos("plot", *[str(part) for part in argv])
-    except SystemExit as end:
-        status = end.code
-    error = capsys.readouterr().err
-    assert status == 2 and error.count("\n") == 1, error
-    return error
-
-
-def test_errors_are_one_line_and_write_nothing(save, data, tmp_path, capsys):
-    good, out = save("rel_scalar"), tmp_path / "out"
-    cut, foreign = tmp_path / "cut.pt", tmp_path / "foreign.pt"
-    cut.write_bytes(good.read_bytes()[:5000])
-    torch.save({"weight": torch.zeros(2)}, foreign)
-    other = tmp_path / "other"
-    other.mkdir()
-    for side in ("en", "de"):
-        (other / f"dict.{side}.txt").write_text("only 1\n")
-    (other / "test.en-de.en.idx").write_bytes(b"torn")
-    (tmp_path / "file").touch()
-    plain = save("", arch="transformer_tiny")
-    to = ("--out", out)
-    cases = [
-        ((tmp_path / "no.pt", *to), ("no.pt does not exist", "give a file")),
-        ((cut, *to), ("cut.pt", "truncated", "copy it again")),
-        ((foreign, *to), ("foreign.pt", "it holds no model")),
-        ((plain, *to), ("has no position scheme", "relpos model")),
-        ((good, *to, "--data", tmp_path / "no"), ("--data", "does not exist")),
-        ((good, *to, "--data", other), ("--data", "may be another model's")),
-        ((good, *to, "--sentence", "the"), ("no text/ beside", "--data")),
-        ((good, *to, "--length", "1"), ("--length", ">= 2, got 1")),
-        ((good, *to, "--segments", "x"), ("--segments", "got x")),
-        ((good, "--out", tmp_path / "file"), ("is a file", "give a folder")),
-        ((good,), ("--out",)),
-    ]
-    for argv, parts in cases:
-        error = error_of(capsys, *argv)
-        assert all(part in error for part in parts), error
-    assert not out.exists()
-
-
-def test_a_sentence_longer_than_the_table(save, data, tmp_path, capsys):
+def test_a_sentence_longer_than_the_table(save, tmp_path, shell):
     checkpoint = save("learned", "--max-source-positions", "4")
-    given = ("--data", data, "--out", tmp_path / "out", "--sentence", "the cat sat on a mat")
-    assert "table of 4 positions and the input has 7" in error_of(capsys, checkpoint, *given)
+    error = shell.refused(f"plot {checkpoint} --data <data> --out out --sentence 'the cat sat on a mat'")
+    assert "table of 4 positions and the input has 7" in error
     assert not (tmp_path / "out").exists()
 
 
-def test_as_a_command_with_torn_data(save, data, tmp_path):
+def test_torn_data(save, data, tmp_path, shell):
     torn = tmp_path / "torn"
-    torn.mkdir()
-    for path in data.iterdir():
-        size = 20 if path.name == "test.en-de.en.idx" else None
-        (torn / path.name).write_bytes(path.read_bytes()[:size])
-    command = [sys.executable, "-m", "relpos_fairseq.cli", "plot", str(save("none")), "--data", str(torn)]
-    done = processes.run([*command, "--out", str(tmp_path / "out")], cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1 and "run fairseq-preprocess again" in done.stderr
+    shutil.copytree(data, torn)
+    (torn / "test.en-de.en.idx").write_bytes((data / "test.en-de.en.idx").read_bytes()[:20])
+    assert "run fairseq-preprocess again" in shell.refused(f"plot {save('none')} --data torn --out out")
     assert not (tmp_path / "out").exists()
 
 
-def test_bars_of_scores(tmp_path, capsys):
+def test_bars_of_scores(tmp_path, shell):
     """Chen2021's Figure 1 of what both commands of fine-tuning write; a model may lack a data set."""
     glue = {
         "mine/MNLI": {"values": {"accuracy": 81.5, "updates": 9, "valid1_accuracy": 82.0}, "runs": 5},
@@ -495,10 +437,10 @@ def test_bars_of_scores(tmp_path, capsys):
         "shaw/MRPC": {"values": {"accuracy": 84.0, "f1": 88.0, "loss": 0.4}},
     }
     xtreme = {"mine": {"XNLI": 67.0, "XQuAD": [66.0, 49.9], "MLQA": None}}
-    paths = [tmp_path / "chen.json", tmp_path / "xtreme.json"]
-    for path, content in zip(paths, (glue, xtreme), strict=True):
-        path.write_text(json.dumps(content))
-    assert relpos("plot", "--scores", *paths, "--out", tmp_path / "out") == 0
+    for name, content in (("chen", glue), ("xtreme", xtreme)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    plot = "plot --scores chen.json xtreme.json --out"
+    shell(f"{plot} out")
     assert (tmp_path / "out" / "scores.png").stat().st_size > 5000
     rows = list(csv.reader((tmp_path / "out" / "scores.csv").open()))
     assert rows == [
@@ -508,18 +450,14 @@ def test_bars_of_scores(tmp_path, capsys):
         ["XNLI", "mine", "67"],
         ["XNLI", "shaw", ""],
     ]
-    given = ("plot", "--scores", *paths, "--out", tmp_path / "two", "--on", "XQuAD,QNLI")
-    assert relpos(*given) == 0
-    assert "left out: QNLI" in capsys.readouterr().out
+    assert "left out: QNLI" in shell(f"{plot} two --on XQuAD,QNLI")
     assert "XQuAD,mine,66" in (tmp_path / "two" / "scores.csv").read_text()
-    assert relpos(*given[:-1], "MRPC") == 0
+    shell(f"{plot} two --on MRPC")
     assert "MRPC,shaw,88" in (tmp_path / "two" / "scores.csv").read_text()
-    assert relpos(*given[:-1], "QNLI") == 2
-    assert "--on QNLI: the tables have MNLI, MRPC, RTE, XNLI, XQuAD" in capsys.readouterr().err
+    assert "--on QNLI: the tables have MNLI, MRPC, RTE, XNLI, XQuAD" in shell.refused(f"{plot} two --on QNLI")
     for content in ("[]", "{}{", '{"a": 3}'):
-        paths[0].write_text(content)
-        assert relpos("plot", "--scores", paths[0], "--out", tmp_path / "three") == 2
-        assert "chen.json is not a table of relpos finetune" in capsys.readouterr().err
+        (tmp_path / "chen.json").write_text(content)
+        assert "chen.json is not a table of relpos finetune" in shell.refused("plot --scores chen.json --out three")
 
 
 def drawn(kind: str, panels: list, **more) -> list:

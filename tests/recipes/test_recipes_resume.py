@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,15 @@ def data(tmp_path_factory) -> dict[str, Path]:
         "question_answering": make_data(folder / "qa", unanswerable=True),
         "segment_language_modeling": write_stream(folder / "stream"),
     }
+
+
+@pytest.mark.parametrize("path", PATHS, ids=NAMES)
+def test_recipes_say_how_they_are_launched(path: Path) -> None:
+    """And where they save."""
+    text = path.read_text()
+    assert re.search(rf"--config-name {path.stem}\s", text.split("\nhydra:")[0])
+    saved = "book" if path.stem == "shakespeare" else path.stem
+    assert f"save_dir: checkpoints/{saved} " in text
 
 
 def shrunken(name: str, data: dict[str, Path]) -> list[str]:
