@@ -104,7 +104,9 @@ def _become(words: list[str], cwd: str, env: dict[str, str], files: list[Path]) 
         else:
             runpy.run_path(words[0], run_name="__main__")
     except Exception:
+        sys.stdout.flush()  # as Python itself does
         sys.excepthook(*sys.exc_info())
         sys.exit(1)
     finally:
         atexit._run_exitfuncs()
+        sys.stdout.flush()
