@@ -179,7 +179,7 @@ def check_mlm(given: MlmOptions) -> MlmSettings:
             "--tokenizer-folder is taken as it is"
         )
     args = replace(given, **(defaults | chosen))
-    if not 0 < args.hold_out < 1:
+    if not 0 < (args.hold_out or 0) < 1:
         raise UserError(f"--hold-out must be between 0 and 1 where there is no --valid, got {args.hold_out}")
     if args.lowercase and not (trained and args.train_tokenizer == "wordpiece"):
         raise UserError("--lowercase belongs to --train-tokenizer wordpiece, which is not trained")
