@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from fairseq.optim import register_optimizer
@@ -100,7 +100,7 @@ def _fused_step(state: dict, group: dict, parameters: list[nn.Parameter], number
     steps = torch.full((len(parameters),), float(number), device=parameters[0].device)
     torch._fused_adamw_(
         [part.data for part in parameters],
-        [part.grad.data for part in parameters if part.grad is not None],
+        [cast(Tensor, part.grad).data for part in parameters],  # `_alike` leaves out those without
         [state[part]["exp_avg"] for part in parameters],
         [state[part]["exp_avg_sq"] for part in parameters],
         [],

@@ -170,7 +170,10 @@ class LmPreparation(Preparation):
             stages.append(Stage("sentencepiece", copy, [args.sentencepiece], self.models))
         elif self.models:
             options = {name: getattr(args, name) for name in SENTENCEPIECE} | {"sample_lines": args.learn_lines}
-            learn = lambda: train_sentencepiece(*self.models, read_text(train, **self.reading), options)  # noqa: E731
+
+            def learn() -> None:
+                train_sentencepiece(*self.models, read_text(train, **self.reading), options)
+
             stages.append(Stage("sentencepiece", learn, train, self.models, self.reading | options))
         made = [self.dictionary]
         if args.dict:
