@@ -52,10 +52,15 @@ find_python() {
 }
 
 ensure_venv() {
-  local base
+  local base owner
   [ ! -e "$venv" ] || [ -e "$venv/pyvenv.cfg" ] || die "$venv is no virtual environment; move it away"
+  owner=$(cat "$stamps/place" 2>/dev/null || true)
+  if [ "$owner" != "$venv" ] && pip --version >/dev/null 2>&1; then  # one without pip is what a kill left of its making
+    [ -n "$owner" ] || die "$venv is an environment that this script has not made; move it away"
+    [ ! "$owner" -ef "$venv" ] || die "$venv leads to $owner, the environment of another checkout; remove the link"
+  fi
   # Scripts in a virtual environment name its place: a moved repository needs a new one.
-  if [ "$(cat "$stamps/place" 2>/dev/null)" != "$venv" ] || ! pip --version >/dev/null 2>&1; then
+  if [ "$owner" != "$venv" ] || ! pip --version >/dev/null 2>&1; then
     base=$(find_python)
     say "making ${venv##*/} with $("$base" --version 2>&1)"
     "$base" -m venv --clear "$venv" ||

@@ -46,15 +46,22 @@ def pythons(tmp_path) -> Path:
     return tmp_path
 
 
-def run(root: Path, script: str, *arguments: str, **more: str) -> str:
-    """The last line of a script that must fail, and that makes no environment."""
-    (root / "log").unlink(missing_ok=True)
+def failed(root: Path, script: str, *arguments: str, **more: str) -> str:
+    """The last line of a script that must fail."""
     environment = {"PATH": f"{root / 'bin'}:/usr/bin:/bin", **more}
     done = subprocess.run(
         ["bash", root / "scripts" / script, *arguments], env=environment, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 1 and not list(root.glob(".venv*"))
+    assert done.returncode == 1
     return done.stderr.splitlines()[-1]
+
+
+def run(root: Path, script: str, *arguments: str, **more: str) -> str:
+    """The last line of a script that must fail, and that makes no environment."""
+    (root / "log").unlink(missing_ok=True)
+    said = failed(root, script, *arguments, **more)
+    assert not list(root.glob(".venv*"))
+    return said
 
 
 def asked(root: Path) -> list[str]:
@@ -74,6 +81,24 @@ def test_the_python_that_is_named_gets_an_environment_of_its_own(pythons, script
 def test_without_a_name_all_is_as_it_was(pythons):
     run(pythons, "test.sh")
     assert asked(pythons)[0].endswith("bin/python3") and asked(pythons)[-1] == f"{pythons}/.venv"
+
+
+@pytest.mark.parametrize(
+    ("linked", "said"),
+    [(False, "that this script has not made; move it away"), (True, "of another checkout; remove the link")],
+)
+def test_an_environment_of_others_is_not_cleared(pythons, linked, said):
+    """Nor by a link: `venv --clear` would empty what it leads to."""
+    theirs = pythons / ("theirs" if linked else ".venv")
+    (theirs / "bin").mkdir(parents=True)
+    (theirs / "pyvenv.cfg").touch()
+    (theirs / "bin" / "python").symlink_to("/bin/true")  # which has a pip
+    if linked:
+        (theirs / ".stamps").mkdir()
+        (theirs / ".stamps" / "place").write_text(str(theirs))
+        (pythons / ".venv").symlink_to(theirs)
+    assert failed(pythons, "install.sh").endswith(said)
+    assert (theirs / "pyvenv.cfg").exists() and not (pythons / "log").exists()
 
 
 def test_an_interpreter_of_that_version_may_be_named(pythons):
