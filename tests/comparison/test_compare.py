@@ -297,6 +297,10 @@ def test_wrong_specifications(tmp_path, capsys):
     for content, message in (
         ({"scheme": ["none"]}, "a comparison has no scheme; known: title, baseline"),
         ({**SMALL, "schemes": []}, "schemes is empty"),
+        ({**SMALL, "tasks": {}}, "tasks is empty"),
+        ({**SMALL, "tasks": {"text": {"kind": "memory"}}}, "task text: kind memory needs data"),
+        ({**SMALL, "pairs": [[["a"], "none"]]}, "pairs must be baseline, all, or a list"),
+        ({**SMALL, "pairs": [["none", "none"]]}, "pairs must be baseline, all, or a list"),
         ({**SMALL, "seeds": 0}, "seeds must be a number above 0"),
         ({**SMALL, "seeds": [1, 1]}, "a list of different ones"),
         ({**SMALL, "seeds": 100_000_000_000}, "seeds must be at most 1,000"),

@@ -100,13 +100,17 @@ def test_effective_context_is_the_paper_s(share):
     assert effective_contexts(losses[:1], share) == [5]
     assert effective_contexts(losses[1:2], share) == [2]
     assert effective_contexts(losses[2:], share) == [0]
+    assert effective_contexts(losses * np.nan, share) == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"segment": 1}, "segment must be >= 2, got 1"),
-        ({"times": [0, -1]}, "times must be different whole numbers >= 0"),
+        ({"times": [0, -1]}, "times/1 is -1, and must be a whole number from 0"),
+        ({"times": ["a"]}, 'times/0 is "a", and must be a whole number from 0'),
+        ({"times": [0.5]}, "times/0 is 0.5, and must be a whole number from 0"),
+        ({"times": [2, 2]}, "times must be different whole numbers >= 0"),
         ({"times": []}, "times must be different whole numbers >= 0"),
         ({"step": 1}, "step must be >= 2, got 1"),
     ],

@@ -93,6 +93,8 @@ def make_spec(name: str, content: Any) -> Spec:
             raise ValueError(f"two tasks would be called {', '.join(sorted(twice))}: choose other labels")
         tasks |= made
         grids |= {point: str(label) for point in made if point != str(label)}
+    if not tasks:
+        raise ValueError("tasks is empty: name at least one")
     for label in (*schemes, *tasks, *grids.values()):
         check_label(label)
     return Spec(
@@ -140,7 +142,7 @@ def pairs_of(given: object, baseline: str, labels: list[str]) -> tuple[tuple[str
         return tuple((label, baseline) for label in labels if label != baseline)
     if given == "all":
         return tuple((second, first) for first, second in combinations(labels, 2))
-    pairs = given if isinstance(given, list) else []
-    if not pairs or any(not isinstance(p, list) or len(p) != 2 or set(p) - set(labels) for p in pairs):
+    pairs = [tuple(map(str, p)) if isinstance(p, list) else () for p in given] if isinstance(given, list) else []
+    if not pairs or any(len(p) != 2 or len({*p}) != 2 or {*p} - {*labels} for p in pairs):
         raise ValueError(f"pairs must be baseline, all, or a list of two schemes each, got {given!r}")
-    return tuple((str(first), str(second)) for first, second in pairs)
+    return tuple((first, second) for first, second in pairs)

@@ -79,7 +79,7 @@ class SegmentMemory(Task):
     data: Path  # the folder of `relpos prepare lm`
     segment: int = 64  # tokens
     memory: int = 128  # tokens, in training
-    times: tuple = (0, 1, 2, 4, 8)  # lengths of memory in the test, as multiples of `memory`
+    times: tuple[Count, ...] = (0, 1, 2, 4, 8)  # lengths of memory in the test, as multiples of `memory`
     predictions: int = 8192  # the last of the test, scored with every memory
     step: int = 32  # tokens, by which the windows without memory grow
     windows: int = 20  # how many lengths they have
@@ -91,7 +91,7 @@ class SegmentMemory(Task):
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name} must be >= {value}, got {getattr(self, name)}")
-        if not self.times or min(self.times) < 0 or len({*self.times}) < len(self.times):
+        if not self.times or len({*self.times}) < len(self.times):
             raise ValueError(f"times must be different whole numbers >= 0, got {list(self.times)}")
 
     def sets(self) -> tuple[str, ...]:
@@ -213,7 +213,7 @@ def effective_contexts(losses: np.ndarray, share: float) -> list[int]:
             least = losses[:, steps].min(0)
             hardest = np.argsort(-least, kind="stable")[: max(1, round(share * len(least)))]
             before, after = (np.minimum(least, own[place])[hardest].mean() for place in (steps, steps + 1))
-            if 1 - np.exp(after - before) < GAIN:
+            if not 1 - np.exp(after - before) >= GAIN:  # nor where it is no number
                 break
             steps += 1
         found.append(steps)

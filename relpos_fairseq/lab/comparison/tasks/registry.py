@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from itertools import product
 from pathlib import Path
 from types import UnionType
@@ -84,6 +84,9 @@ def make_task(label: str, options: dict, shared: dict[str, dict]) -> Task:
     types = {f.name: str(f.type) for f in fields(known[kind]) if f.name not in ("label", *shared)}
     if unknown := [str(key) for key in own if key not in types]:
         raise ValueError(f"kind {kind} has no {', '.join(unknown)}; known: {', '.join(types)}")
+    required = {f.name for f in fields(known[kind]) if f.default is MISSING and f.default_factory is MISSING}
+    if missing := [name for name in types if name in required - own.keys()]:
+        raise ValueError(f"kind {kind} needs {', '.join(missing)}: say it in the specification")
     hints = get_type_hints(known[kind], include_extras=True)
     flagged = {key: options[key] for key in shared if options.get(key) is not None}
     for key, value in (own | flagged).items():
@@ -97,4 +100,6 @@ def _as_yaml(wanted: Any) -> Any:
     """Return the type that an option has in YAML: a path is a text there, and a tuple a list."""
     if parts := get_args(wanted) if get_origin(wanted) is UnionType else ():
         return Union[tuple(map(_as_yaml, parts))]  # noqa: UP007  (of a tuple)
+    if get_origin(wanted) is tuple:
+        return list[get_args(wanted)[0]]  # type: ignore[misc]
     return {Path: str, tuple: list[object], list: list[object], dict: dict[str, object]}.get(wanted, wanted)
