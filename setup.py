@@ -89,7 +89,16 @@ EXTRAS = {
 }
 EXTRAS["all"] = sorted({package for extra in EXTRAS.values() for package in extra})
 EXTRAS["comet"] = ["unbabel-comet>=2.2.7", "setuptools<81"]  # not in `all`: its numpy<2 and protobuf<5 exclude onnx
-EXTRAS["test"] = ["pytest>=8", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "sentencepiece", "matplotlib"]
+EXTRAS["test"] = [
+    "pytest>=8",
+    "pytest-xdist",
+    "pytest-timeout",
+    "coverage",
+    "hypothesis",
+    "ruff",
+    "sentencepiece",
+    "matplotlib",
+]
 
 setup(
     name="relpos_fairseq",

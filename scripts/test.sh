@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Installs what the tests need and runs them.
 #
-#   bash scripts/test.sh [--python VERSION] [pytest arguments]
+#   bash scripts/test.sh [--python VERSION] [--reach | --changed[=COMMIT]] [pytest arguments]
 #
 # Without a path all of tests/ runs (testpaths in pyproject.toml); paths count from the repository
 # root: bash scripts/test.sh tests/schemes -k m4 -m "not slow"
 # --python 3.12, before them, tests with that Python, in .venv-3.12.
+# --reach, a third slower: record in .reach/ which tests enter which lines.  --changed, after it: the tests
+# that reach what differs from the last commit, or from another one (tests/reach.py).
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -14,8 +16,18 @@ case "${1:-}" in
   --python) version=("$@") version=("${version[@]:0:2}") venv=$root/.venv-${2:-} && shift "${#version[@]}" ;;
   --python=*) version=("$1") venv=$root/.venv-${1#--python=} && shift ;;
 esac
+reach=''
+case "${1:-}" in --reach | --changed | --changed=*) reach=$1 && shift ;; esac
 bash "$root/scripts/install.sh" --test ${version[@]+"${version[@]}"}
 cd "$root"
+case "$reach" in
+  --reach) rm -rf .reach && export RELPOS_REACH=1 ;;
+  --changed*)
+    commit=${reach#--changed}
+    "$venv/bin/python" tests/reach.py "${commit#=}"
+    set -- "$@" @.reach/changed
+    ;;
+esac
 
 # One process a core, each with one thread: the tests' tensors are too small for more.  What watches
 # or steers a single process (-s, --pdb, -n itself) gets a single one.

@@ -78,6 +78,10 @@ gc.set_threshold(10_000, 10, 10)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let a worker tell what is shown of a test: not its begin and end, nor, unless timed, that fixtures passed."""
+    if "RELPOS_REACH" in os.environ:
+        import reach
+
+        config.pluginmanager.register(reach.Recorder())
     shown = config.option.durations is not None or config.option.xmlpath
     for worker in config.pluginmanager.get_plugins():
         if type(worker).__name__ != "WorkerInteractor":

@@ -4,6 +4,7 @@
     python tests/mutate.py rope       # those whose row mentions `rope`
     python tests/mutate.py --durations 20 --workers 1    # and the 20 that took longest
     python tests/mutate.py --new --record                # those that changed; tests/planted_bugs.caught then has them
+    python tests/mutate.py --random 150 --seed 1         # so many drawn mutants (tests/mutants.py)
 
 Exit status: 0 every planted bug was caught, 1 one survived, 2 a row no longer fits the code.
 """
@@ -18,6 +19,7 @@ import gc
 import hashlib
 import importlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -60,7 +62,7 @@ class Mutation:
     before: str
     after: str
     test: str
-    digest: str = field(repr=False)  # of the definition, the bug and the test's file
+    digest: str = field(default="", repr=False)  # of the definition, the bug and the test's file
 
     def planted(self, text: str) -> str:
         """Return the file's text with the bug in it."""
@@ -158,7 +160,7 @@ def run_planted(row: Mutation, copy: Path, anew: bool) -> int:
         compile_apart(copy)
     arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile", "planted"]
     # where CI is set, pytest writes whole differences: of two long values, for many minutes
-    arguments += ["--assert=plain", f"tests/{row.test}"]
+    arguments += ["--assert=plain", *(f"tests/{test}" for test in row.test.split("\n"))]
     if anew:
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *arguments])
     traces = os.fdopen(os.dup(2), "w")  # pytest takes descriptor 2 for itself
@@ -211,6 +213,8 @@ class Run:
     seconds: float = 0.0
     caught: bool = False
 
+    failed: str = ""  # the test that did
+
     def tail(self) -> str:
         """The end of what it printed."""
         return (self.place / "log").read_text(errors="replace")[-8000:]
@@ -232,10 +236,10 @@ def wait_for_one(running: dict[int, Run]) -> tuple[Run, int | None]:
         time.sleep(0.02)
 
 
-def run_all(rows: list[Mutation], workers: int) -> list[Run]:
+def run_all(rows: list[Mutation], workers: int, drawn: bool = False) -> list[Run]:
     """Plant each bug in a fork of this process, `workers` at a time.
 
-    A fork that does not end in time is run once more, in a new interpreter.
+    A fork that does not end in time is run once more, in a new interpreter; of drawn mutants, it has seen its own.
 
     Returns:
         How each ended.
@@ -257,6 +261,8 @@ def run_all(rows: list[Mutation], workers: int) -> list[Run]:
                 run, code = wait_for_one(running)
                 free.append(run.place)
                 shutil.copy2(ROOT / run.row.file, run.place / "project" / run.row.file)
+                if drawn:
+                    code = int(code != 0)  # one that hangs, or that nothing can import, is seen too
                 if code is None and not run.anew:
                     print(f"{run.row.bug}: no end in {LIMIT} s:\n{run.tail()}", file=sys.stderr)
                     waiting.append((run.row, True))
@@ -265,6 +271,8 @@ def run_all(rows: list[Mutation], workers: int) -> list[Run]:
                     how = "did not end" if code is None else f"did not run (status {code})"
                     raise ValueError(f"{run.row.bug}: {run.row.test} {how}:\n{run.tail()}")
                 run.caught = code == 1
+                failed = re.findall(r"^FAILED tests/(.*?)(?: - .*)?$", run.tail(), re.M) if run.caught else []
+                run.failed = failed[0] if failed else ""
                 done.append(run)
                 progress.update()
         finally:
@@ -272,6 +280,52 @@ def run_all(rows: list[Mutation], workers: int) -> list[Run]:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child, signal.SIGKILL)
     return done
+
+
+def draw(number: int, seed: int) -> tuple[list[Mutation], list[str]]:
+    """Draw mutants; return those that tests reach, and the names of those that none does.
+
+    Raises:
+        FileNotFoundError: It was not recorded what tests reach.
+        ValueError: It was recorded of other files.
+    """
+    import mutants
+
+    reach, rows, alone = mutants.Reach.read(), [], []
+    for one in mutants.drawn(number, seed):
+        name = f"{one.file}:{one.line}: {one.before} -> {one.after}"
+        tests = [test.removeprefix("tests/") for test in mutants.tests_of(one, reach)]
+        if tests:
+            rows.append(Mutation(name, one.file, one.begin, one.end, one.before, one.after, "\n".join(tests)))
+        else:
+            alone.append(name)
+    return rows, alone
+
+
+def seen_without(done: list[Run], workers: int) -> set[str]:
+    """The tests that fail in a copy without any mutant, of those that have failed with one."""
+    failed = {run.failed for run in done if run.failed}
+    rows = [Mutation(test, "README.md", 0, 0, "", "", test) for test in sorted(failed)]
+    return {run.row.test for run in run_all(rows, workers, drawn=True) if run.caught}
+
+
+def main_drawn(number: int, seed: int, workers: int) -> int:
+    """Plant mutants that are drawn, and print those that no test sees."""
+    rows, alone = draw(number, seed)
+    warm_up()
+    done = run_all(rows, workers, drawn=True)
+    broken = seen_without(done, workers)
+    gc.unfreeze()
+    for name in alone:
+        print(f"NO TEST ENTERS {name}")
+    for run in done:
+        if not run.caught:
+            print(f"SURVIVED {run.row.test.count(chr(10)) + 1} tests: {run.row.bug}")
+        elif run.failed in broken:
+            print(f"UNKNOWN, {run.failed} fails without it: {run.row.bug}")
+    caught = sum(run.caught and run.failed not in broken for run in done)
+    print(f"{caught} of {number} drawn mutants caught (seed {seed})")
+    return 0
 
 
 def main() -> int:
@@ -282,8 +336,12 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help=f"write into {CAUGHT.name} which were caught")
     parser.add_argument("--durations", type=int, default=0, help="how many of the slowest to print")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="plant so many drawn mutants instead")
+    parser.add_argument("--seed", type=int, default=1, help="of the draw")
     given = parser.parse_args()
     try:
+        if given.random:
+            return main_drawn(given.random, given.seed, given.workers)
         rows = [row for row in mutations(TABLE.read_text()) if given.word in str(row)]
         if given.new:
             known = recorded()
@@ -294,7 +352,7 @@ def main() -> int:
         warm_up()
         done = run_all(rows, given.workers)
         gc.unfreeze()
-    except ValueError as error:
+    except (FileNotFoundError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     for run in sorted(done, key=lambda run: -run.seconds)[: given.durations]:

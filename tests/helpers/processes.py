@@ -14,6 +14,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from helpers import FULL
@@ -78,6 +79,15 @@ def _at_start(env: os._Environ[str] | dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(AT_START) and name not in LATER}
 
 
+def _recorded(env: dict[str, str]) -> AbstractContextManager[None]:
+    """What records, in a run of the suite that does, what the program executes."""
+    if "RELPOS_REACH" not in env:
+        return nullcontext()
+    from reach import recorded
+
+    return recorded(env.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0])
+
+
 def _become(words: list[str], cwd: str, env: dict[str, str], files: list[Path]) -> None:
     """Be the program, as far as Python lets itself be set after its start."""
     import torch
@@ -97,12 +107,13 @@ def _become(words: list[str], cwd: str, env: dict[str, str], files: list[Path]) 
     sys.argv = [kind or words[0], *words[1:]]
     sys.path[:0] = ["" if kind else str(Path(words[0]).resolve().parent), *path]
     try:
-        if kind == "-m":
-            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-        elif kind:
-            exec(compile(words[0], "<string>", "exec"), {"__name__": "__main__"})
-        else:
-            runpy.run_path(words[0], run_name="__main__")
+        with _recorded(env):
+            if kind == "-m":
+                runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+            elif kind:
+                exec(compile(words[0], "<string>", "exec"), {"__name__": "__main__"})
+            else:
+                runpy.run_path(words[0], run_name="__main__")
     except Exception:
         sys.stdout.flush()  # as Python itself does
         sys.excepthook(*sys.exc_info())

@@ -1,0 +1,88 @@
+"""Tests of what chooses tests: a change is reached by who enters it, a drawn mutant is another program."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+import mutants
+from reach import Reach, entered_by
+
+FILE, OTHER = "relpos_fairseq/a.py", "relpos_fairseq/b.py"
+TEXT = """
+import math
+
+LIMIT = 3
+
+class Scale:
+    size = 1
+
+    def grow(self, by):
+        '''Grow.'''
+        return self.size + by
+
+    def shrink(self):
+        return -self.size
+
+def bounded(value):
+    return min(value, LIMIT)
+"""
+USER = "def last(values):\n    return values[: LIMIT]\n"
+ENTERED = {FILE: {"return self.size +": "grow", "return -": "fixture shrunk", "return min": "bounded"}, OTHER: {}}
+
+
+@pytest.fixture
+def reach() -> Reach:
+    """A record of four tests: of `grow`, of `bounded`, of another file, and one with a fixture that shrinks."""
+    fixtures = {"grow": set(), "bounded": set(), "last": set(), "shrink": {"fixture shrunk"}}
+    lines = {
+        FILE: {
+            number: {who}
+            for number, line in enumerate(TEXT.splitlines(), 1)
+            for begin, who in ENTERED[FILE].items()
+            if begin in line
+        },
+        OTHER: {2: {"last"}},
+    }
+    return Reach(dict.fromkeys(fixtures, 0.1), fixtures, _lines=lines)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("+ by", "- by", "grow"),
+        ("'''Grow.'''", "'''Shrink.'''", ""),
+        ("return -", "return  -", ""),
+        ("-self", "+self", "shrink"),
+        ("size = 1", "size = 2", "grow shrink"),
+        ("LIMIT = 3", "LIMIT = 4", "bounded last"),
+        ("import math", "import json", "bounded grow shrink"),
+        ("def bounded(value)", "def bounded(value=1)", "bounded"),
+        ("return min(value, LIMIT)", "return value", "bounded"),
+    ],
+)
+def test_tests_of_a_change(reach: Reach, before: str, after: str, expected: str) -> None:
+    """A change of a function, a field, a constant or an import is seen by the tests that enter what it reaches."""
+    changed = {FILE: TEXT.replace(before, after), OTHER: USER}
+    assert changed[FILE] != TEXT
+    assert " ".join(sorted(reach.tests(entered_by(reach, FILE, TEXT, changed)))) == expected
+
+
+def test_mutants_are_other_programs() -> None:
+    """Each mutant of a source parses, and is another program; there is one for each place."""
+    source = "x: int = 1\nif a < b and not c:\n    d = 'ä' + f'{e + 1}' * 2.0\n"
+    found = list(mutants.mutants("", source))
+    assert [f"{one.before} -> {one.after}" for one in found] == [
+        "1 -> 2",
+        "a < b and not c -> (not (a < b and (not c)))",
+        "a < b and not c -> ((a < b) or (not c))",
+        "a < b -> (a <= b)",
+        "not c -> bool(c)",
+        "'ä' + f'{e + 1}' * 2.0 -> (('ä') - (f'{e + 1}' * 2.0))",
+        "f'{e + 1}' * 2.0 -> ((f'{e + 1}') / (2.0))",
+        "2.0 -> 3.0",
+    ]
+    for one in found:
+        assert source[one.begin : one.end] == one.before
+        assert ast.dump(ast.parse(source[: one.begin] + one.after + source[one.end :])) != ast.dump(ast.parse(source))
