@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from relpos_fairseq.attention import AttentionInputs, blocked, native, sdpa, triton
 from relpos_fairseq.core.calls import small_call
@@ -16,7 +17,7 @@ from relpos_fairseq.io.files import write_text
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
 BEGIN, END = "<!-- scheme {0}: begin -->", "<!-- scheme {0}: end -->"  # around a table in a Markdown file
-BERT_BASE = {"embed_dim": 768, "num_heads": 12, "max_positions": 512}
+BERT_BASE: dict[str, Any] = {"embed_dim": 768, "num_heads": 12, "max_positions": 512}
 LAYERS = 12
 HEADINGS = (
     "`--position-scheme`",
@@ -91,7 +92,7 @@ def clip(scheme: type[PositionScheme]) -> str:
 
 def rows() -> list[tuple[str, ...]]:
     """One row a scheme, under HEADINGS."""
-    table = []
+    table: list[tuple[str, ...]] = []
     for name in scheme_names():
         scheme = scheme_class(name)
         info = scheme.info

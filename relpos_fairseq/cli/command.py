@@ -83,7 +83,7 @@ def _shown(commands: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def command(name: str, summary: str, interrupted: str = AGAIN, **parser: Any) -> Callable[[type], type]:
+def command(name: str, summary: str, interrupted: str = AGAIN, **parser: Any) -> Callable[[Any], Any]:
     """Register a class as a subcommand of `relpos`.
 
     Args:
@@ -93,7 +93,7 @@ def command(name: str, summary: str, interrupted: str = AGAIN, **parser: Any) ->
         parser: further arguments of the parser, such as `epilog`.
     """
 
-    def register(cls: type) -> type:
+    def register(cls: Any) -> Any:
         cls = dataclasses.dataclass(kw_only=True)(cls)
         cls.summary, cls.interrupted, cls.parser = summary, interrupted, parser
         COMMANDS[name] = cls
@@ -102,7 +102,7 @@ def command(name: str, summary: str, interrupted: str = AGAIN, **parser: Any) ->
     return register
 
 
-def parser_of(cls: type, program: str) -> Parser:
+def parser_of(cls: Any, program: str) -> Parser:
     """Make the parser of a command.
 
     Args:

@@ -8,6 +8,7 @@ import importlib
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from relpos_fairseq.cli import command
 from relpos_fairseq.io.command import AGAIN, run_command, wait_passively
@@ -95,7 +96,7 @@ def find(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, list(argv)
 
 
-def load(name: str) -> type:
+def load(name: str) -> Any:
     """Return a subcommand's class, from the file that declares it."""
     importlib.import_module(f"relpos_fairseq.cli.{FILES[name]}")
     return command.COMMANDS[name]

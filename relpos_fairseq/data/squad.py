@@ -181,7 +181,7 @@ def _mended(entry: _Entry, path: Path) -> Iterator[str]:
 def _whole(value: object, otherwise: Any) -> Any:
     """Return the whole number that a value says, such as `403`, `403.0` or `"403"`; `otherwise` of anything else."""
     with suppress(TypeError, ValueError, OverflowError):
-        number = float(value)  # type: ignore[arg-type]
+        number = float(value)
         return int(number) if number == int(number) else otherwise
     return otherwise
 

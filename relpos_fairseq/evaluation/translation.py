@@ -287,7 +287,7 @@ def evaluate(
         print(f"{path}: {len(lines):,} sentences, {empty:,} of them empty\n")
         print(table(rows, ["metric", "score", "details", "signature"]), end="\n\n")
     if baseline:
-        rows = compare(*systems, target.references, chosen, samples, seed)
+        rows = compare(systems[0], systems[1], target.references, chosen, samples, seed)
         if learned is not None:
             drawn, p = bootstrap(100 * learned, samples, seed)
             own = zip(100 * learned.mean(axis=1), drawn, strict=True)

@@ -14,7 +14,7 @@ import torch
 from fairseq import utils
 from fairseq.sequence_generator import SequenceGenerator
 from sacrebleu.metrics import BLEU
-from torch import Tensor, nn
+from torch import Tensor
 
 from relpos_fairseq.export.ct2_spec import transformer_spec
 from relpos_fairseq.formats.closing_check import IMPOSSIBLE, TOLERANCE, agree, measured
@@ -32,7 +32,7 @@ SUPPRESSED = -1e30  # the engine's logits of symbols that may not be chosen are 
 LOGITS, LEAST_STEPS = 32, 16  # sentences whose logits are compared, and steps of each
 
 
-def load_translation(checkpoint: Path, data: Path | None) -> tuple[nn.Module, Any]:
+def load_translation(checkpoint: Path, data: Path | None) -> tuple[Any, Any]:
     """Load a translation checkpoint's model, and its task with dictionaries.
 
     Args:
@@ -86,7 +86,7 @@ def padded(rows: Sequence[Tensor], pad: int, left: bool) -> Tensor:
 
 
 @torch.inference_mode()
-def translate(model: nn.Module, task: Any, rows: Sequence[Tensor]) -> list[list[str]]:
+def translate(model: Any, task: Any, rows: Sequence[Tensor]) -> list[list[str]]:
     """Translate sentences by fairseq's search; return the symbols of each one's best hypothesis."""
     words = task.target_dictionary
     search = SequenceGenerator([model], words, beam_size=BEAM, max_len_b=MAX_LENGTH)
@@ -213,7 +213,7 @@ class Limits:
     target: int | None
 
 
-def write(model: nn.Module, source: Any, target: Any, folder: Path, quantization: str | None) -> Limits:
+def write(model: Any, source: Any, target: Any, folder: Path, quantization: str | None) -> Limits:
     """Write a model in CTranslate2's format, and return what its tables of positions allow."""
     spec = transformer_spec(model, source, target)
     tables = (getattr(side, "position_encodings", None) for side in (spec.encoder, spec.decoder))
@@ -225,7 +225,7 @@ def write(model: nn.Module, source: Any, target: Any, folder: Path, quantization
     return limits
 
 
-def compare(folder: Path, model: nn.Module, task: Any, count: int, limits: Limits) -> Comparison:
+def compare(folder: Path, model: Any, task: Any, count: int, limits: Limits) -> Comparison:
     """Compare a written folder with its checkpoint on `count` sentences: logits and translations."""
     rows, text = validation_sentences(task, count, limits.source)
     words = task.source_dictionary
@@ -250,7 +250,7 @@ def best_of(translator: Any, part: list[list[str]], limit: int | None = None) ->
 
 @torch.inference_mode()
 def compare_logits(
-    translator: Any, model: nn.Module, target: Any, source: Any, rows: Sequence[Tensor], limit: int | None = None
+    translator: Any, model: Any, target: Any, source: Any, rows: Sequence[Tensor], limit: int | None = None
 ) -> tuple[float, float, int]:
     """Return the largest difference of logits along the engine's greedy search, the largest, and the number of steps.
 

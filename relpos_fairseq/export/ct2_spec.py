@@ -150,7 +150,7 @@ def _layer_form(terms: tuple[PositionTerms, ...], heads: int, causal: bool) -> L
 
 def _by_distance(terms: tuple[PositionTerms, ...], name: str, least: int = 0) -> Tensor | None:
     """Sum a field of terms at distances -K..K, beyond which it is constant: (2K + 1, H|1, ...)."""
-    given = [term for term in terms if name in term.present]
+    given: list[Any] = [term for term in terms if name in term.present]
     if not given:
         return None
     ends = (end for term in given for end in (-term.relation.lowest, term.relation.highest))
@@ -166,7 +166,7 @@ def _bucketed(values: Tensor) -> Tensor:
     return torch.cat([values[:-1], tail])
 
 
-def transformer_spec(model: nn.Module, source: Any, target: Any) -> Any:
+def transformer_spec(model: Any, source: Any, target: Any) -> Any:
     """Return the `TransformerSpec` of a RelPosTransformerModel, given both dictionaries.
 
     Raises:
@@ -186,7 +186,7 @@ def transformer_spec(model: nn.Module, source: Any, target: Any) -> Any:
     return spec
 
 
-def _refuse(model: nn.Module) -> None:
+def _refuse(model: Any) -> None:
     if not hasattr(model, "encoder") or not hasattr(model.encoder, "positions"):
         raise UserError(
             f"a {type(model).__name__} is no relpos_transformer: CTranslate2 takes translation "
@@ -212,7 +212,7 @@ def _words(dictionary: Any) -> list[str]:
     return ["<blank>" if word == dictionary.pad_word else word for word in dictionary.symbols]
 
 
-def _activation(layer: nn.Module) -> Any:
+def _activation(layer: Any) -> Any:
     from ctranslate2.specs.common_spec import Activation
 
     known = {
@@ -229,7 +229,7 @@ def _activation(layer: nn.Module) -> Any:
     return known[name]
 
 
-def _stack(stack: nn.Module, name: str) -> Any:
+def _stack(stack: Any, name: str) -> Any:
     from ctranslate2.specs import transformer_spec as specs
 
     layers = [stack.layers[index] for index in range(len(stack.layers))]
@@ -282,7 +282,7 @@ def _table(form: StackForm, width: int) -> np.ndarray:
     return _array(form.added)
 
 
-def _layer(spec: Any, layer: nn.Module, positions: Any) -> None:
+def _layer(spec: Any, layer: Any, positions: Any) -> None:
     attention = layer.self_attn
     # The engine multiplies q.k by 1/sqrt(D); another scale goes into the query's projection.
     factor = attention.scale * math.sqrt(attention.head_dim)
@@ -314,13 +314,13 @@ def _fused(spec: Any, *parts: nn.Linear, factor: float = 1.0) -> None:
     spec.bias = np.concatenate([_array(p.bias) * f for p, f in zip(parts, factors, strict=True)])
 
 
-def _linear(spec: Any, module: nn.Module) -> None:
+def _linear(spec: Any, module: Any) -> None:
     spec.weight = _array(module.weight)
     if module.bias is not None:
         spec.bias = _array(module.bias)
 
 
-def _norm(spec: Any, module: nn.Module) -> None:
+def _norm(spec: Any, module: Any) -> None:
     spec.gamma, spec.beta = _array(module.weight), _array(module.bias)
 
 

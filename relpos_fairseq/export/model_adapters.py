@@ -68,7 +68,7 @@ def free(name: str, least: int = 1, most: int | None = None) -> Any:
 class _Bare(nn.Module):
     """Base class: wrap a model, in evaluation mode and with `auto` as the backend of its attention."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model.eval()
         for module in model.modules():
@@ -79,7 +79,7 @@ class _Bare(nn.Module):
 class WholeModel(_Bare):
     """Run RoBERTa with all its heads: tokens in; features and the outputs of the heads out."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__(model)
         self.kinds = (model.classification_heads, model.span_heads, model.token_heads)
         self.heads = ("lm", *(name for heads in self.kinds for name in heads))
@@ -150,7 +150,7 @@ class _Past:
         return None  # a graph computes these products from the keys
 
 
-def scores_of(decoder: nn.Module, output: Tensor) -> Tensor:
+def scores_of(decoder: Any, output: Tensor) -> Tensor:
     """Return the scores (B, T, V) of a decoder's output: logits, or log-probabilities of an adaptive softmax."""
     softmax = decoder.adaptive_softmax
     return output if softmax is None else softmax.get_log_prob(output, None)
@@ -188,7 +188,7 @@ class Step(_Scored):
         reads_source: whether the decoder attends to an encoder.
     """
 
-    def __init__(self, model: nn.Module, kept: Sequence[Kept], reads_source: bool) -> None:
+    def __init__(self, model: Any, kept: Sequence[Kept], reads_source: bool) -> None:
         super().__init__(model)
         self.kept, self.reads_source = tuple(kept), reads_source
 
@@ -223,7 +223,7 @@ class Step(_Scored):
         return scores, *map(torch.stack, present)
 
     @staticmethod
-    def of_all(model: nn.Module, tokens: Tensor, source: Any = None) -> Tensor:
+    def of_all(model: Any, tokens: Tensor, source: Any = None) -> Tensor:
         """Return the scores (B, T, V) of the token after each of `tokens` (B, T), from one forward pass of a model."""
         return scores_of(model.decoder, model.decoder(tokens, source)[0])
 
@@ -250,7 +250,7 @@ class MemoryStep(_Scored):
         return scores_of(self.model.decoder, output), after["states"], after["valid"]
 
 
-def adapter_of(model: nn.Module) -> ModelAdapter:
+def adapter_of(model: Any) -> ModelAdapter:
     """Return the `ModelAdapter` for a model's kind.
 
     Raises:
@@ -275,7 +275,7 @@ def random_tokens(words: int, rows: int, length: int, seed: int = 1) -> Tensor:
 class ModelAdapter:
     """Base class: make the graphs of one kind of model, and compare the exported graphs with the model."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model.eval()
         stack = self.stack
         self.words = len(stack.dictionary)

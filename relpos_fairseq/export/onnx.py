@@ -118,7 +118,7 @@ def silence() -> Iterator[None]:
 
 
 @torch.no_grad()
-def embed_plainly(model: nn.Module) -> None:
+def embed_plainly(model: Any) -> None:
     """Replace adaptive embeddings, whose choice of a table is no graph, by one table of what they give, in place."""
     for part in model.modules():
         adaptive = getattr(part, "embed_tokens", None)

@@ -310,7 +310,7 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
     return Exported(differences, said, closing)
 
 
-def generating_config(kind: type, options: Any, model: nn.Module, rows: list[int]) -> Any:
+def generating_config(kind: Any, options: Any, model: Any, rows: list[int]) -> Any:
     """Return the config of the folder: the checkpoint's values, sizes of vocabularies, and the task's options."""
     values = OmegaConf.to_container(options.model, resolve=True, enum_to_str=True)
     values = {n: v for n, v in values.items() if n != "_name" and not n.endswith("embed_path")}
@@ -325,7 +325,7 @@ def generating_config(kind: type, options: Any, model: nn.Module, rows: list[int
     )
 
 
-def search_of(model: nn.Module) -> GenerationConfig:
+def search_of(model: Any) -> GenerationConfig:
     """Return the GenerationConfig that makes generate() search as fairseq does, for translations by its own defaults.
 
     fairseq ends a sentence's search when it has as many hypotheses as beams, and none of them is empty.  A decoder
@@ -352,7 +352,7 @@ def search_of(model: nn.Module) -> GenerationConfig:
 def check_generated(
     folder: Path,
     out: Path,
-    model: nn.Module,
+    model: Any,
     head: Head,
     segment: int | None,
     sides: list[tuple[str | None, int]],

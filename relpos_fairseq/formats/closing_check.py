@@ -109,7 +109,7 @@ def open_folder(folder: str, asked: dict[str, Any]) -> dict[str, Any]:
     return found | {"loss": None if loss is None else float(loss)}
 
 
-def _generated(model: torch.nn.Module, tokenizer: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def _generated(model: Any, tokenizer: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """Return the last logits, the loss and greedy continuations of a model that generates, and what its text becomes.
 
     Args:

@@ -75,7 +75,7 @@ def _roberta_task(state: State, values: dict[str, Any]) -> SimpleNamespace:
     return task_of(len(state[EMBEDDING]), int(values["max_positions"]))
 
 
-def load_tensors(model: nn.Module, state: State, dtype: torch.dtype) -> nn.Module:
+def load_tensors(model: Any, state: State, dtype: torch.dtype) -> nn.Module:
     """Load copies of tensors into a model, cast to `dtype`, and put it into evaluation mode.
 
     Raises:
@@ -100,7 +100,7 @@ def build_generating(name: str, values: dict[str, Any], rows: tuple[int, int]) -
     return MODEL_REGISTRY[name].build_model(config, task)
 
 
-def shared_names(model: nn.Module) -> dict[str, str]:
+def shared_names(model: Any) -> dict[str, str]:
     """Map each tied parameter's name to the name of the parameter that it is tied to."""
     first: dict[int, str] = {}
     found = {}
@@ -140,7 +140,7 @@ def build_alone(saved: SavedModel, dtype: torch.dtype | None = None) -> nn.Modul
 
 
 @torch.no_grad()
-def outputs_of(model: nn.Module, tokens: Tensor, segments: Tensor | None) -> dict[str, Tensor]:
+def outputs_of(model: Any, tokens: Tensor, segments: Tensor | None) -> dict[str, Tensor]:
     """Return the features and the outputs of every head of a RoBERTa for (B, T) tokens, in fp64.
 
     Args:

@@ -46,7 +46,7 @@ from relpos_fairseq.modules.transformer_layer import RelPosMemoryLayer
 logger = logging.getLogger(__name__)
 
 
-def initialise(decoder: nn.Module, std: float, proj_std: float) -> None:
+def initialise(decoder: Any, std: float, proj_std: float) -> None:
     """Redraw a decoder's parameters, except those of position schemes; `proj_std` is for projections between widths."""
     projections = _projections(decoder)
     for module in _own_modules(decoder):
@@ -69,7 +69,7 @@ def _own_modules(module: nn.Module) -> Iterator[nn.Module]:
         yield from _own_modules(child)
 
 
-def _projections(decoder: nn.Module) -> set[int]:
+def _projections(decoder: Any) -> set[int]:
     """Return the ids of the projections between the widths of an embedding's bands and the model's."""
     found = [decoder.project_in_dim, decoder.project_out_dim]
     if isinstance(decoder.embed_tokens, AdaptiveInput):
@@ -108,7 +108,7 @@ class Bias(nn.Module):
         return x + self.bias
 
 
-def add_output_bias(decoder: nn.Module) -> None:
+def add_output_bias(decoder: Any) -> None:
     """Add a bias to a decoder's output projection, or to each band of its adaptive softmax, in place."""
     softmax = decoder.adaptive_softmax
     if softmax is None:

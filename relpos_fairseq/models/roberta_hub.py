@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class RelPosRobertaHub(nn.Module):
     """A trained model with its dictionary and, where there is one, its tokenizer."""
 
-    def __init__(self, cfg: Any, task: Any, model: nn.Module, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, cfg: Any, task: Any, model: Any, tokenizer: Tokenizer | None) -> None:
         """Keep model, dictionary and tokenizer; without a tokenizer text is symbols joined by spaces.
 
         Raises:

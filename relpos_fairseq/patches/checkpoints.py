@@ -34,7 +34,7 @@ from relpos_fairseq.saved.identity import saved_options, tell_replaced
 try:
     from numpy._core.multiarray import _reconstruct, scalar
 except ImportError:  # numpy 1
-    from numpy.core.multiarray import _reconstruct, scalar
+    from numpy.core.multiarray import _reconstruct, scalar  # type: ignore[no-redef]
 
 logger = logging.getLogger(__name__)
 PLAIN = (argparse.Namespace, int, dict, list, collections.defaultdict, _TensorPlaceholder)

@@ -36,7 +36,8 @@ def make_batches(
     original: Callable, lines: list[str], cfg: Any, task: Any, max_positions: Any, encode_fn: Callable
 ) -> Iterator[Any]:
     """Cut sources where --truncate-source says so, name lines that are too long, and leave empty ones empty."""
-    search, encode, batch = task.inference_step, task.get_interactive_tokens_and_lengths, None
+    search, encode = task.inference_step, task.get_interactive_tokens_and_lengths
+    batch: Any = None
     longest = max_positions[0] if isinstance(max_positions, tuple) else max_positions
 
     def encoded(lines: list[str], encode_fn: Callable) -> tuple[Sequence[Any], list[int]]:

@@ -54,7 +54,7 @@ def get_activation_fn(original, activation: str):
 def restore_numpy_names() -> None:
     """Restore `np.compat.long`, which numpy 2 removed and language modelling by sentences and the hub read."""
     if not hasattr(np, "compat"):
-        np.compat = types.SimpleNamespace(long=int)
+        np.compat = types.SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
 
 def best_fitting_int_dtype(original, largest: int) -> type[np.signedinteger]:

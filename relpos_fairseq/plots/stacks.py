@@ -62,7 +62,7 @@ class Stack:
             yield str(layer + 1), shared + attention.position.evaluate(positions).terms
 
 
-def find_stacks(model: nn.Module, checkpoint: Path) -> list[Stack]:
+def find_stacks(model: Any, checkpoint: Path) -> list[Stack]:
     """Return every stack of layers that has a position scheme.
 
     Raises:
@@ -103,7 +103,7 @@ class WatchedAttention:
     probs: Tensor  # (H, T, S)
 
 
-def choose_sentence(model: nn.Module, task: Any, words: str | None, length: int, data: Path | None) -> SentenceInput:
+def choose_sentence(model: Any, task: Any, words: str | None, length: int, data: Path | None) -> SentenceInput:
     """Return the sentence given, read as the text of the folder `data`, else the data's first, else random tokens.
 
     Raises:
@@ -174,7 +174,7 @@ def cut_sample(net_input: dict[str, Any]) -> dict[str, Any]:
     return short
 
 
-def arguments(model: nn.Module, task: Any, words: Tensor) -> dict[str, Any]:
+def arguments(model: Any, task: Any, words: Tensor) -> dict[str, Any]:
     """Return a model's arguments for ids of words (L,), with the beginning and end that its kind of model has."""
     start = words.new_tensor([task.source_dictionary.bos()])
     end = words.new_tensor([task.source_dictionary.eos()])
@@ -189,7 +189,7 @@ def arguments(model: nn.Module, task: Any, words: Tensor) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def greedy_translation(model: nn.Module, source: Tensor, lengths: Tensor, eos: int) -> Tensor:
+def greedy_translation(model: Any, source: Tensor, lengths: Tensor, eos: int) -> Tensor:
     """Return the model's greedy translation as the decoder's input (1, T), about as long as its source."""
     encoded = model.encoder(source, lengths)
     tokens = torch.full((1, 1), eos)
@@ -201,7 +201,7 @@ def greedy_translation(model: nn.Module, source: Tensor, lengths: Tensor, eos: i
     return tokens
 
 
-def token_names(model: nn.Module, task: Any, stack: Stack, sentence: SentenceInput) -> list[str]:
+def token_names(model: Any, task: Any, stack: Stack, sentence: SentenceInput) -> list[str]:
     """Return the tokens that a stack reads, as its dictionary writes them."""
     reads_target = stack.name.startswith("decoder") and hasattr(model, "encoder")
     tokens = sentence.net_input["prev_output_tokens" if reads_target else "src_tokens"]
@@ -211,7 +211,7 @@ def token_names(model: nn.Module, task: Any, stack: Stack, sentence: SentenceInp
 
 @torch.no_grad()
 def record_attention(
-    model: nn.Module, stacks: list[Stack], sentence: SentenceInput
+    model: Any, stacks: list[Stack], sentence: SentenceInput
 ) -> dict[RelPosMultiheadAttention, WatchedAttention]:
     """Run the model on a sentence; return the inputs and probabilities of every self-attention."""
     calls: dict[RelPosMultiheadAttention, WatchedAttention] = {}

@@ -159,7 +159,7 @@ class LmPreparation(Preparation):
 
     def extract(self) -> dict[str, int]:
         """Extract the corpus' text."""
-        return {"files": len(extract(*self.archives, self.out / "text", self.corpus.members.values()))}
+        return {"files": len(extract(self.archives[0], self.out / "text", self.corpus.members.values()))}
 
     def vocabulary_stages(self) -> list[Stage]:
         """Return the stages that make sentencepiece.model and dict.txt."""
@@ -172,7 +172,7 @@ class LmPreparation(Preparation):
             options = {name: getattr(args, name) for name in SENTENCEPIECE} | {"sample_lines": args.learn_lines}
 
             def learn() -> None:
-                train_sentencepiece(*self.models, read_text(train, **self.reading), options)
+                train_sentencepiece(self.models[0], read_text(train, **self.reading), options)
 
             stages.append(Stage("sentencepiece", learn, train, self.models, self.reading | options))
         made = [self.dictionary]

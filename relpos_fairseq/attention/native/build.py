@@ -88,7 +88,7 @@ def problem(dtype: torch.dtype = torch.float32) -> str | None:
 
 # torch.compile takes the answer for a constant.  torch.compiler.assume_constant_result declares the
 # same, but imports dynamo, which takes seconds.
-problem._dynamo_marked_constant = True
+problem._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache

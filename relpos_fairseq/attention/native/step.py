@@ -259,8 +259,8 @@ class StepPlan:
 
     def _place_factors(self, queries: Tensor, keys: Tensor) -> FactorTables:
         _, positions, rank = keys.shape
-        places = (self._place(table, positions, rank) for table in (queries, keys))
-        return FactorTables(positions, rank, *places, self._exact.itemsize)
+        rows, columns = (self._place(table, positions, rank) for table in (queries, keys))
+        return FactorTables(positions, rank, rows, columns, self._exact.itemsize)
 
     def _place_panels(self, table: Tensor | None, dim: int) -> tuple[int, int]:
         """Return the fields of a `TableArg` for (H|1, D, rows) laid out as (H|1, ceil(rows / PANEL), D, PANEL)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import torch
 import triton
@@ -323,7 +324,7 @@ def _run(
     tensors = {**given, **made, **call.masks}
     nothing = given["q"]  # for pointers that the flags leave unread
 
-    def pointers(record: type) -> tuple[Tensor, ...]:
+    def pointers(record: Any) -> tuple[Tensor, ...]:
         found = (tensors.get(name) for name in record._fields)
         return record(*(nothing if tensor is None else tensor for tensor in found))
 

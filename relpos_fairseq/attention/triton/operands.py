@@ -8,6 +8,7 @@ table is a *long table*, and the kernels compute the products tile by tile.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,8 +59,9 @@ def has_long_table(term: PositionTerms, reach: DistanceRange) -> bool:
     """Return whether a term adds vectors for more visible distances than products are stored for."""
     if term.product or (term.query_vectors is None and term.key_vectors is None):
         return False
-    highest = min(term.relation.highest, reach.highest)
-    return highest - max(term.relation.lowest, reach.lowest) >= STORED_DISTANCES
+    relation: Any = term.relation
+    highest = min(relation.highest, reach.highest)
+    return highest - max(relation.lowest, reach.lowest) >= STORED_DISTANCES
 
 
 def windows_of(inputs: AttentionInputs) -> tuple[DistanceRange, Window, Window]:

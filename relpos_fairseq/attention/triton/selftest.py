@@ -121,12 +121,12 @@ class RandomCall:
             )
         if form.reset is not None:
             by_head, by_row, learns = form.reset
-            thetas = (
+            row, column = (
                 self._leaf(f"{number}.{name}", self.normal(self._many(False, by_head)[1]), learns)
                 for name in ("row", "column")
             )
             first = torch.arange(self.batch if by_row else 1) % self.src_len
-            given["reset"] = Reset(*thetas, first)
+            given["reset"] = Reset(row, column, first)
         if form.decay is not None:
             by_head, learns = form.decay
             gates = self.normal(self.batch, self._many(False, by_head)[1], self.src_len)

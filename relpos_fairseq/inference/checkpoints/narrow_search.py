@@ -66,7 +66,7 @@ def _is_served(ensemble: EnsembleModel) -> bool:
     return not torch.is_autocast_enabled("cpu") and serves(like.detach().reshape(1, -1)[:, :1])
 
 
-def _is_known(kind: type) -> bool:
+def _is_known(kind: Any) -> bool:
     """Return whether a model's probabilities are the softmax of its scores: fairseq's method or this package's."""
     return kind.get_normalized_probs.__module__.split(".")[0] in ("fairseq", "relpos_fairseq")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -348,7 +349,8 @@ def _over_distances(table: Tensor, term: PositionTerms, inputs: AttentionInputs,
     """Return a score_mod that reads a table of scalars (H|1, R) as a vector over all distances."""
     positions = inputs.positions
     low, high = positions.lowest_distance, positions.highest_distance
-    vector = table[:, term.relation.window(low, high, table.device)].to(inputs.q.dtype)
+    relation: Any = term.relation
+    vector = table[:, relation.window(low, high, table.device)].to(inputs.q.dtype)
     vector = vector.expand(inputs.q.size(1), -1)
     return lambda score, b, h, i, j: join(score, vector[h, j - i - low])
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from torch import nn
@@ -128,7 +129,7 @@ def _timed(run: Callable[[int], None], workload: Workload, entered: float) -> Sa
     return Sampled(start, seconds[0], seconds[1] - seconds[0], mebibytes("VmHWM"))
 
 
-def _gpt2(model: nn.Module, words: int, workload: Workload) -> nn.Module:
+def _gpt2(model: Any, words: int, workload: Workload) -> nn.Module:
     """Return transformers' GPT-2 of a language model's shape."""
     transformers, decoder = require("transformers"), model.decoder
     layer = decoder.layers[0]
@@ -145,7 +146,7 @@ def _gpt2(model: nn.Module, words: int, workload: Workload) -> nn.Module:
     return transformers.GPT2LMHeadModel(config)
 
 
-def _transformer_xl(model: nn.Module, words: int, workload: Workload) -> nn.Module:
+def _transformer_xl(model: Any, words: int, workload: Workload) -> nn.Module:
     """Return transformers' Transformer-XL of a language model's shape and memory, which release 5 no longer has."""
     transformers, decoder = require("transformers"), model.decoder
     layer = decoder.layers[0]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -113,7 +114,7 @@ def sentences(setting: TranslationSetting) -> dict:
     return utils.move_to_cuda(batch) if setting.device.type == "cuda" else batch
 
 
-def make_optimizer(kind: type[FairseqAdam], model: nn.Module) -> FairseqAdam:
+def make_optimizer(kind: type[FairseqAdam], model: Any) -> FairseqAdam:
     """Return an optimizer of the class `kind`, with a learning rate so small that weights hardly change."""
     config = FairseqAdamConfig(adam_betas="(0.9, 0.98)", lr=[1e-6])
     config.tpu = False
@@ -201,7 +202,7 @@ def masked_lm(name: str, setting: MaskedLMSetting) -> RelPosRobertaModel:
     return RelPosRobertaModel.build_model(config, task).to(setting.device, setting.dtype)
 
 
-def count_parameters(model: nn.Module) -> int:
+def count_parameters(model: Any) -> int:
     """Return the number of parameters, shared ones counted once."""
     return sum(part.numel() for part in model.parameters())
 

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from relpos_fairseq.io import processor
 from relpos_fairseq.io.files import Hashes, remove, write_json
@@ -15,7 +16,7 @@ from relpos_fairseq.io.stages import Stage, as_json, run_stages
 from relpos_fairseq.lab.comparison.results import ResultStore, ScoredSet
 from relpos_fairseq.lab.comparison.scores import METRICS, pack
 from relpos_fairseq.lab.comparison.spec import Spec
-from relpos_fairseq.lab.comparison.tasks.base import Scored, Task, Workspace
+from relpos_fairseq.lab.comparison.tasks.base import Scored, Workspace
 from relpos_fairseq.lab.comparison.training_run import Training, train
 
 # Folders of the package whose code no trained number depends on.
@@ -36,7 +37,7 @@ class Run:
 
     scheme: str
     scheme_flags: dict  # the scheme's flags of fairseq-train
-    task: Task
+    task: Any  # a Task, of the specification's kind
     seed: int
 
     @property

@@ -175,9 +175,9 @@ def _type_for(noted: Any, sets: tuple[str, ...], logged: tuple[str, ...]) -> Any
     """Return the type of a task's results: scores of its sets in metrics that are known, and all that it logs."""
 
     def having(**parts: Any) -> Any:
-        return TypedDict("Having", parts)  # type: ignore[misc]
+        return TypedDict("Having", parts)
 
-    metrics: Any = Literal[tuple(METRICS)]  # type: ignore[valid-type]
+    metrics: Any = Literal[tuple(METRICS)]
     scored: Any = Annotated[noted, having(statistics=dict[metrics, object])]
     return having(sets=having(**dict.fromkeys(sets, scored)), validations=list[having(**dict.fromkeys(logged, Number))])
 

@@ -50,10 +50,10 @@ def check_label(label: str) -> None:
         raise ValueError(f"{label!r} cannot be the name of a folder: choose another label")
 
 
-def kind(name: str) -> Callable[[type], type]:
+def kind(name: str) -> Callable[[Any], Any]:
     """Register a class of tasks under the name that specifications use."""
 
-    def register(cls: type) -> type:
+    def register(cls: Any) -> Any:
         KINDS[name] = cls
         cls.kind = name
         return cls

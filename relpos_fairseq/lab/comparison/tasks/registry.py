@@ -101,5 +101,5 @@ def _as_yaml(wanted: Any) -> Any:
     if parts := get_args(wanted) if get_origin(wanted) is UnionType else ():
         return Union[tuple(map(_as_yaml, parts))]  # noqa: UP007  (of a tuple)
     if get_origin(wanted) is tuple:
-        return list[get_args(wanted)[0]]  # type: ignore[misc]
+        return list[get_args(wanted)[0]]
     return {Path: str, tuple: list[object], list: list[object], dict: dict[str, object]}.get(wanted, wanted)
