@@ -18,7 +18,6 @@ from relpos_fairseq.data.streams.dataset import (
     StreamPlan,
     check_document_starts,
     find_documents,
-    read_block,
 )
 from relpos_fairseq.modules.memory import Memory, StreamMemory
 from relpos_fairseq.tasks.segment_language_modeling import log_units
@@ -271,9 +270,3 @@ def test_characters_outside_the_dictionary():
     refuse_unknown_characters(np.array([4, 5, 2]), dictionary, "valid")
     with pytest.raises(ValueError, match="valid: 1 of 3 characters are outside the dictionary"):
         refuse_unknown_characters(np.array([4, dictionary.unk(), 2]), dictionary, "valid")
-
-
-def test_a_block_reads_what_the_plan_says():
-    block = read_block(stream(10), StreamPlan(10, 2, 3), 1, range(2), PAD)
-    assert block.inputs.tolist() == [[13, 14], [18, PAD]]  # rows predict 11..15 and 16..19
-    assert block.targets.tolist() == [[14, 15], [19, PAD]]

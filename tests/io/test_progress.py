@@ -54,7 +54,7 @@ def test_a_line_a_minute_with_what_remains(clock, capsys):
     for _ in progress.progress(range(10), description="read", unit="files"):
         clock.work(30)
     out, lines = capsys.readouterr()
-    begins = [f"read: {n} of 10 files ({n}0%)" if n else "read: 0 of 10 files (0%)" for n in range(0, 10, 2)]
+    begins = [f"read: {n} of 10 files ({10 * n}%)" for n in range(0, 10, 2)]
     assert not out and [line.split(", ")[0] for line in lines.splitlines()] == begins
     assert lines.splitlines()[1] == "read: 2 of 10 files (20%), 70 s, 5 min left"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import json
 import random
@@ -25,7 +24,6 @@ from helpers.commands import call
 from helpers.faulty_server import serve
 from helpers.folders import contents
 from helpers.shell import told
-from relpos_fairseq.io import files
 from relpos_fairseq.io import lines as text_lines
 from relpos_fairseq.io.downloads import RemoteFile
 from relpos_fairseq.io.errors import UserError
@@ -483,23 +481,3 @@ def test_killed_at_any_moment_and_run_again(tmp_path, seed):
             process.communicate(timeout=60)
     assert processes.run(command).returncode == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
-
-
-def test_a_full_disk_and_then_room(text, tmp_path, capsys, refuses, monkeypatch):
-    real = files.sync
-
-    def full(path):
-        if "valid.bin" in path.name:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(path)
-
-    monkeypatch.setattr(files, "sync", full)
-    options = ["--train", text, "--valid", text]
-    said = refuses(tmp_path / "out", *options)
-    assert said.startswith("no space left on the disk") and str(tmp_path / "out/valid.bin") in said
-    assert not list((tmp_path / "out").rglob("*valid*"))
-    monkeypatch.undo()
-    prepare(tmp_path / "out", *options)
-    assert capsys.readouterr().out.count("unchanged") == 2  # the dictionary, train
-    prepare(tmp_path / "new", *options)
-    assert contents(tmp_path / "out") == contents(tmp_path / "new")

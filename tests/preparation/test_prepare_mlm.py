@@ -7,8 +7,6 @@ import gzip
 import itertools
 import json
 import random
-import subprocess
-import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -19,8 +17,9 @@ from fairseq.data import Dictionary, TokenBlockDataset, data_utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import processes
+from helpers.commands import call
 from helpers.folders import contents, parsed, prepare, prepare_status, refused
+from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.preparation import documents, mlm
 from relpos_fairseq.preparation.documents import document_spans, pack
@@ -222,24 +221,6 @@ def test_interrupted_run_goes_on_to_the_same_files(tmp_path, text, prepared, mon
     assert contents(tmp_path, ".stages") == contents(prepared, ".stages")
 
 
-@pytest.mark.slow
-def test_killed_run_goes_on_to_the_same_files(tmp_path, text, prepared):
-    out = tmp_path / "out"
-    command = [sys.executable, "-u", "-m", "relpos_fairseq.cli", "prepare", "mlm"]
-    command += arguments(out, text, "--workers", "2")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:  # ends at the end of the file
-            if line.startswith("[4/"):
-                process.kill()
-                break
-        process.stdout.read()
-    assert not (out / "manifest.json").exists()
-    done = processes.run(command)
-    assert done.returncode == 0, done.stderr
-    assert "tokenizer ... unchanged" in done.stdout
-    assert contents(out, ".stages") == contents(prepared, ".stages")
-
-
 def test_second_run_does_nothing_and_another_length_only_what_it_must(tmp_path, text, capsys):
     for more, unchanged in (((), 0), ((), 6), (("--tokens-per-sample", "60"), 5)):
         prepare("mlm", arguments(tmp_path, text, *more))
@@ -360,9 +341,6 @@ def test_bad_lines_can_be_dropped(tmp_path, text):
 
 @pytest.mark.slow
 def test_fairseq_trains_on_it(tmp_path, prepared):
-    from helpers.commands import call
-    from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
-
     output = call(
         *("train", str(prepared / "data-bin"), *ARCH, *MASKED_LM, *OPTIMIZE, "--max-update", "2"),
         *("--sample-break-mode", "eos", "--tokens-per-sample", "40", "--mask-whole-words"),
