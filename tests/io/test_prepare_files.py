@@ -84,19 +84,6 @@ def leave_in_child(path: Path) -> Path:
     return temporary
 
 
-def test_a_fork_has_a_beginning_of_its_own(tmp_path):
-    """Else its temporary files would look like those of an ended process."""
-
-    def owner() -> tuple:
-        return files._OWNED.match(files.temporary_path(tmp_path / "a").name).group("process", "start")
-
-    def own() -> tuple:
-        return str(os.getpid()), files._start_of(os.getpid())
-
-    assert owner() == own()
-    assert os.waitpid(in_fork(lambda: owner() == own()), 0)[1] == 0
-
-
 @pytest.mark.parametrize("name", ["m4", "x-m4", "[x]", "a" * 240 + ".txt"])
 def test_leftovers_of_ended_processes_alone_are_removed(tmp_path, name):
     """Neither a live job's, nor another file's whose name ends alike, nor another machine's; no name is a pattern."""
@@ -126,7 +113,11 @@ def test_two_writers_of_one_path(tmp_path):
 
 
 def test_many_writers_of_one_folder(tmp_path):
-    """Eight processes at once: all succeed, one whole result is there, and nothing else."""
+    """Eight forks at once: all succeed, one whole result is there, and nothing else.
+
+    Each has a beginning of its own, else its temporary files would look like those of an ended process.
+    """
+    files.write_text(tmp_path / "a.txt", "of the process that they are forks of")
 
     def write(number: int) -> bool:
         for _ in range(20):
