@@ -70,19 +70,19 @@ def out(tmp_path) -> Path:
     return tmp_path / "out"
 
 
-def line(folder: Path, out: Path, pair: str, *options: str) -> list[object]:
+def command(folder: Path, out: Path, pair: str, *options: str) -> list[object]:
     small = ["--vocab-size", "40", "--workers", "1", "--bpe", "subword-nmt", "--tokenizer", "none"]
     return [pair, "--from-dir", folder, "--out", out, *small, *options]
 
 
 def prepare(*given) -> None:
-    assert prepare_status("wmt", line(*given)) == 0
+    assert prepare_status("wmt", command(*given)) == 0
 
 
 @pytest.fixture
 def refuses(capsys) -> Callable[..., str]:
     """A function that prepares what cannot be; its error."""
-    return lambda *given: refused(capsys, "wmt", line(*given))
+    return lambda *given: refused(capsys, "wmt", command(*given))
 
 
 def counts_of(folder: Path, out: Path, pair: str, *options: str) -> dict[str, int]:
@@ -453,7 +453,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, out, quick):
     for owner, name, steps in ((cleaning, "add_examples", 9), (cleaning, "write_json", 0), (wmt, "write_json", 1)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(owner, name, stop(steps, getattr(owner, name)))
-            assert prepare_status("wmt", line(folder, out, "en-de", *(["--force"] if owner is wmt else []))) == 130
+            assert prepare_status("wmt", command(folder, out, "en-de", *(["--force"] if owner is wmt else []))) == 130
     prepare(folder, out, "en-de")
     assert contents(out, ".stages") == contents(tmp_path / "whole", ".stages")
 

@@ -59,18 +59,18 @@ def quick():
         yield
 
 
-def line(folder: Path, out: Path, *options: str, pair: str = "en-de") -> list[object]:
+def command(folder: Path, out: Path, *options: str, pair: str = "en-de") -> list[object]:
     return [*pair.split(), "--from-dir", folder, "--out", out, *SMALL, *options]
 
 
 def prepare(*given, **pair: str) -> None:
-    assert prepare_status("wmt", line(*given, **pair)) == 0
+    assert prepare_status("wmt", command(*given, **pair)) == 0
 
 
 @pytest.fixture
 def refuses(capsys) -> Callable[..., str]:
     """A function that prepares what cannot be; its error."""
-    return lambda *given, **pair: refused(capsys, "wmt", line(*given, **pair))
+    return lambda *given, **pair: refused(capsys, "wmt", command(*given, **pair))
 
 
 def made(out: Path) -> dict[str, bytes]:
@@ -410,7 +410,7 @@ def killed(text: Path, out: Path, at: int) -> None:
         os.dup2(null, 2)
         with pytest.MonkeyPatch.context() as patch:
             counted(patch, lambda: next(steps, None) or os.kill(os.getpid(), signal.SIGKILL))
-            prepare_status("wmt", line(text, out))
+            prepare_status("wmt", command(text, out))
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
@@ -448,7 +448,7 @@ def test_a_run_that_was_ended_is_continued(text, undisturbed, out, capsys, error
 
     with pytest.MonkeyPatch.context() as patch:
         counted(patch, end)
-        assert prepare_status("wmt", line(text, out)) == status
+        assert prepare_status("wmt", command(text, out)) == status
     told = capsys.readouterr().err
     assert said in told and "Traceback" not in told
     assert not list(out.rglob(".partial-*"))
@@ -487,8 +487,12 @@ def server(text, monkeypatch):
         yield server
 
 
-def download(out: Path, *options: str) -> int:
-    return prepare_status("wmt", ["wmt15", "en-de", "--out", out, *SMALL, "--yes", *options])
+def downloading(out: Path, *options: str) -> list[object]:
+    return ["wmt15", "en-de", "--out", out, *SMALL, "--yes", *options]
+
+
+def download(*given) -> int:
+    return prepare_status("wmt", downloading(*given))
 
 
 DOWNLOADED: dict[str, bytes] = {}
@@ -526,7 +530,7 @@ def test_a_mirrors_fault_is_survived(server, whole, out, capsys, fault):
 def test_a_fault_everywhere_is_one_error_and_a_new_run_continues(server, whole, text, out, capsys, fault):
     for name in ("one/first.tgz", "two/first.tgz", "test.tgz"):
         wmt_text.spoil(server, name, fault)
-    refused(capsys, "wmt", ["wmt15", "en-de", "--out", out, *SMALL, "--yes"])
+    refused(capsys, "wmt", downloading(out))
     assert not (out / "data-bin").exists()
     wmt_text.serve_archives(server, wmt_text.archives(text))
     assert download(out) == 0
@@ -582,8 +586,7 @@ def test_no_network_says_where_to_put_what(server, whole, text, out, tmp_path, c
     assert download(out, "--from-dir", str(folder)) == 0
     assert final(out) == whole
     (folder / "wmt15.test.tgz").write_bytes(packed["test.tgz"][:-40])
-    assert download(out, "--from-dir", str(folder)) == 2
-    assert "expected: replace it" in capsys.readouterr().err
+    assert "expected: replace it" in refused(capsys, "wmt", downloading(out, "--from-dir", str(folder)))
 
 
 def test_an_archive_that_leads_out_of_its_folder(server, out, tmp_path, capsys, monkeypatch):
@@ -593,7 +596,7 @@ def test_an_archive_that_leads_out_of_its_folder(server, out, tmp_path, capsys, 
     source = RemoteFile("first", corpus.archive.urls, "first.tgz")
     only = corpora.ParallelCorpus("first", source, corpus.members, 10)
     monkeypatch.setitem(corpora.TRAINING, ("wmt15", "de"), (only,))
-    assert "../" in refused(capsys, "wmt", ["wmt15", "en-de", "--out", out, *SMALL, "--yes"])
+    assert "../" in refused(capsys, "wmt", downloading(out))
     assert not (tmp_path / "first.de-en.de").exists()
 
 
