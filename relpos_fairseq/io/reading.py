@@ -127,10 +127,10 @@ def read_json(
         return default
 
 
-def read_json_lines(path: str | Path, wanted: Any = object, remedy: str = REMEDY) -> list:
+def read_json_lines(path: str | Path, wanted: Any = object) -> list:
     """Return the values of a file, or one of gzip's (`.gz`), with one in JSON a line; see `read_json`."""
     found = []
-    with reading(path, "lines of JSON", remedy):
+    with reading(path, "lines of JSON"):
         content = ordinary(path).read_bytes()
         content = gzip.decompress(content) if Path(path).suffix == ".gz" else content
         for number, line in enumerate(content.split(b"\n"), 1):

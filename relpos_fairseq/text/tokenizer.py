@@ -448,13 +448,13 @@ def import_tokenizers() -> Any:
     return tokenizers
 
 
-def byte_bpe(model: Any = None, prefix_space: bool = False) -> Any:
-    """Return a byte-level BPE tokenizer of GPT-2's kind around a `tokenizers.models.BPE`, untrained if None.
+def byte_bpe(prefix_space: bool = False) -> Any:
+    """Return an untrained byte-level BPE tokenizer of GPT-2's kind.
 
     With `prefix_space` a space is put before every text, so that its first word is spelt as everywhere else.
     """
     library = import_tokenizers()
-    tokenizer = library.Tokenizer(model or library.models.BPE())
+    tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     tokenizer.decoder = library.decoders.ByteLevel()
     return tokenizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import gzip
 import itertools
@@ -66,25 +65,26 @@ def folder(tmp_path_factory):
     return path
 
 
+def written(path: Path, *contexts: tuple[str, list[dict]]) -> Path:
+    """Write a file of questions about each context."""
+    path.write_text(json.dumps(squad(list(contexts))))
+    return path
+
+
 def round_trip(encoded, dictionary, unanswerable):
     """Give each gold target a high logit, decode, and compare with the gold texts."""
     dataset = QuestionDataset(encoded, dictionary, False, unanswerable)
     scores = []
     for first in range(0, len(dataset), 64):
         batch = dataset.collater([dataset[n] for n in range(first, min(first + 64, len(dataset)))])
-        logits = gold_logits(batch)
+        logits = torch.zeros(*batch["net_input"]["src_tokens"].shape, 2)
+        for side, name in enumerate(("start", "end")):
+            rows = batch[name].ne(IGNORED).nonzero().flatten()
+            logits[rows, batch[name][rows], side] = 10.0
+        logits = logits.masked_fill(~batch["allowed"][..., None], float("-inf"))
         for asked, one in zip(batch["asked"], predictions(batch, logits, LONG), strict=True):
             scores.append((best_scores(one.text, asked.question.gold, normalise, unanswerable), asked, one))
     return scores
-
-
-def gold_logits(batch):
-    logits = torch.zeros(*batch["net_input"]["src_tokens"].shape, 2)
-    for side, name in enumerate(("start", "end")):
-        for row, position in enumerate(batch[name].tolist()):
-            if position != IGNORED:
-                logits[row, position, side] = 10.0
-    return logits.masked_fill(~batch["allowed"][..., None], float("-inf"))
 
 
 @functools.lru_cache(maxsize=8)
@@ -102,24 +102,11 @@ def fine(tmp_path_factory):
         pytest.skip(f"no real text: {SHARED} is absent")
     texts = [c for name in FILES for c in shared_file(name).contexts]
     texts += [q.text for name in FILES for q in shared_file(name).questions]
-    folders = {}
-    for kind, options in {
-        "bpe": {"vocab_size": 256},
-        "sentencepiece": {"vocab_size": 4000, "model_type": "char", "character_coverage": 1.0},
-    }.items():
-        folders[kind] = tmp_path_factory.mktemp(kind)
-        # Bytes are the same of any text.
-        train_tokenizer(kind, folders[kind], texts=texts[:100] if kind == "bpe" else texts, **options)
-    return folders
-
-
-def some_of(encoded, every):
-    """Every `every`-th question of a file."""
-    keep = range(0, len(encoded.questions), every)
-    encoded.questions = [encoded.questions[n] for n in keep]
-    encoded.asked = [encoded.asked[n] for n in keep]
-    encoded.spans = [encoded.spans[n] for n in keep]
-    return encoded
+    bpe, pieces = (tmp_path_factory.mktemp(kind) for kind in KINDS)
+    train_tokenizer("bpe", bpe, texts=texts[:100], vocab_size=256)  # bytes are the same of any text
+    options = {"vocab_size": 4000, "model_type": "char", "character_coverage": 1.0}
+    train_tokenizer("sentencepiece", pieces, texts=texts, **options)
+    return dict(zip(KINDS, (bpe, pieces), strict=True))
 
 
 @pytest.mark.slow
@@ -143,7 +130,9 @@ def test_any_stride_and_length_round_trips(fine, name, data):
     shape = {"tokens_per_sample": data.draw(st.integers(1300, 3000)), "doc_stride": data.draw(st.integers(100, 3000))}
     encoder = encoder_of(fine[kind], max_query_length=1200, on_long_question="truncate", **shape)
     source = shared_file(name)
-    encoded = some_of(encoder.encode(source, False), 23)
+    encoded = encoder.encode(source, False)
+    for part in ("questions", "asked", "spans"):
+        setattr(encoded, part, getattr(encoded, part)[::23])
     for (exact, overlap), asked, one in round_trip(encoded, encoder.dictionary, source.unanswerable):
         assert (exact, overlap) == (1.0, pytest.approx(1.0)), (asked.question, one.text)
 
@@ -171,34 +160,28 @@ def test_subwords_miss_only_answers_that_end_within_a_piece(tmp_path, name, kind
 LETTERS = st.text(st.sampled_from("ab cé中😀e\u0301 .العمل"), min_size=1, max_size=60)
 
 
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("bytes")
+    train_tokenizer("bpe", folder, texts=["a"], vocab_size=256)
+    return folder
+
+
 @QUICK
-@given(context=LETTERS, data=st.data())
-def test_any_span_of_any_text_round_trips(folder, context, data):
+@given(context=LETTERS, length=st.integers(8, 60), stride=st.integers(1, 60), data=st.data())
+def test_any_span_of_any_text_round_trips(byte_level, context, length, stride, data):
     """Also where no window holds the answer: windows that do not overlap, room for three pieces."""
     start = data.draw(st.integers(0, len(context) - 1))
-    end = data.draw(st.integers(start + 1, len(context)))
-    answer = context[start:end]
-    length = data.draw(st.integers(8, 60))
-    stride = data.draw(st.integers(1, 60))
+    answer = context[start : data.draw(st.integers(start + 1, len(context)))]
     entry = {"id": "q", "question": "a", "answers": [{"text": answer, "answer_start": start}]}
-    path = folder / "one.json"
-    path.write_text(json.dumps(squad([(context, [entry])])))
-    source = read_questions(path)
-    byte_folder = byte_level(folder)
-    encoder = encoder_of(byte_folder, tokens_per_sample=length, doc_stride=stride)
+    source = read_questions(written(byte_level / "one.json", (context, [entry])))
+    encoder = encoder_of(byte_level, tokens_per_sample=length, doc_stride=stride)
     encoded = encoder.encode(source, False)
     if encoded.answer(0) is None:
         assert not answer.strip()
         return
     [(_, asked, one)] = round_trip(encoded, encoder.dictionary, False)
     assert one.text == answer.strip()
-
-
-def byte_level(folder: Path) -> Path:
-    found = folder / "bytes"
-    if not found.is_dir():
-        train_tokenizer("bpe", found, texts=["a"], vocab_size=256)
-    return found
 
 
 def naive_windows(length, room, stride):
@@ -254,22 +237,18 @@ def naive_best(spans, starts, ends, options):
 
 
 @QUICK
-@given(st.integers(1, 25), st.integers(2, 12), st.integers(1, 6), st.integers(1, 8), st.data())
-def test_decoding_equals_a_search_over_everything(length, room, stride, longest, data):
-    stride = min(stride, room)
-    spans = windows(length, room, stride)
-    seed = data.draw(st.integers(0, 10_000))
+@given(st.integers(1, 25), st.integers(2, 12), st.integers(1, 6), st.integers(1, 8), st.integers(0, 10_000))
+def test_decoding_equals_a_search_over_everything(length, room, stride, longest, seed):
+    spans = windows(length, room, min(stride, room))
     generator = np.random.default_rng(seed)
-    starts = [generator.normal(size=one.length) for one in spans]
-    ends = [generator.normal(size=one.length) for one in spans]
+    starts, ends = ([generator.normal(size=one.length) for one in spans] for _ in range(2))
     text = "".join(chr(ord("a") + n % 26) + "_" for n in range(length))
     begins = np.arange(length) * 2
     context = Context(np.zeros(length), begins, begins + 2)
     options = PredictionOptions(n_best=30, max_answer_length=longest)
     found = predict(context, text, spans, starts, ends, None, options)
     score, (first, last) = naive_best(spans, starts, ends, options)
-    within = found.n_best[0].score
-    assert within >= score - 1e-9  # a span that no window holds may score higher
+    assert found.n_best[0].score >= score - 1e-9  # a span that no window holds may score higher
     if len(spans) == 1:
         assert found.text == text[-2 * first : -2 * last + 2]
     assert sum(one.probability for one in found.n_best) == pytest.approx(1)
@@ -304,8 +283,7 @@ def test_long_answers_are_left_out():
 def test_samples(folder, tmp_path):
     """`<s> question </s></s> context </s>`, segments, and where an answer may stand."""
     context = "The red cat is in Paris today."
-    path = tmp_path / "f.json"
-    path.write_text(json.dumps(squad([(context, [question("q", context, "Where?", "Paris")])])))
+    path = written(tmp_path / "f.json", (context, [question("q", context, "Where?", "Paris")]))
     for separators in (1, 2):
         encoder = encoder_of(folder, separators=separators, tokens_per_sample=64)
         encoded = encoder.encode(read_questions(path), True)
@@ -365,6 +343,9 @@ def test_batches_do_not_change_scores(folder, tmp_path):
     assert max(costs) > limit
 
 
+PARAGRAPH, ASKED = '{"data": [{"paragraphs": [%s]}]}', '{"data": [{"paragraphs": [{"context": "a", "qas": [%s]}]}]}'
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -372,23 +353,17 @@ def test_batches_do_not_change_scores(folder, tmp_path):
         ("{", "is not SQuAD's format .*line 1 column 2"),
         ('{"data": {}}', "is not SQuAD's format .data is {}, and must be a list"),
         ('{"data": [{}]}', "data/0/paragraphs is missing"),
-        ('{"data": [{"paragraphs": [{"qas": []}]}]}', "paragraphs/0/context is missing"),
-        ('{"data": [{"paragraphs": [{"context": 1, "qas": []}]}]}', "context is 1, and must be a text"),
-        ('{"data": [{"paragraphs": [{"context": "a", "qas": []}]}]}', "holds no question"),
-        ('{"data": [{"paragraphs": [{"context": "a", "qas": [{}]}]}]}', "qas/0/id is missing"),
+        (PARAGRAPH % '{"qas": []}', "paragraphs/0/context is missing"),
+        (PARAGRAPH % '{"context": 1, "qas": []}', "context is 1, and must be a text"),
+        (PARAGRAPH % '{"context": "a\\ud83d", "qas": []}', "half of a character"),
+        (ASKED % "", "holds no question"),
+        (ASKED % "{}", "qas/0/id is missing"),
+        (ASKED % '{"id": "x", "question": "?"}', "id 'x' has no answer and is not marked"),
         (
-            '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": "x", "question": "?"}]}]}]}',
-            "id 'x' has no answer and is not marked",
+            ASKED % '{"id": "x", "question": "", "is_impossible": "_"}',
+            "'x': is_impossible must be true or false, got '_'",
         ),
-        (
-            '{"data": [{"paragraphs": [{"context": "", "qas": [{"id": "x", "question": "", "is_impossible": "_"}]}]}]}',
-            "id 'x': is_impossible must be true or false, got '_'",
-        ),
-        (
-            '{"data": [{"paragraphs": [{"context": "a", "qas": [{"id": true, "question": "?"}]}]}]}',
-            "qas/0/id is true, and must be",
-        ),
-        ('{"data": [{"paragraphs": [{"context": "a\\ud83d", "qas": []}]}]}', "half of a character"),
+        (ASKED % '{"id": true, "question": "?"}', "qas/0/id is true, and must be"),
     ],
 )
 def test_wrong_files(tmp_path, content, message):
@@ -424,9 +399,9 @@ AS_PEOPLE_WRITE = {  # an entry without its question; whether it has an answer; 
 
 def test_questions_as_people_write_them(tmp_path, caplog):
     """Whether there is an answer, and scores, as SQuAD v2.0's own script has them (transformers keeps it)."""
-    entries = [{"question": "?", **copy.deepcopy(entry)} for entry, _, _ in AS_PEOPLE_WRITE.values()]
-    (tmp_path / "f.json").write_text(json.dumps(squad([("saw a dog, or the cat", entries)])))
-    found = read_questions(tmp_path / "f.json", "drop")
+    entries = [{"question": "?", **entry} for entry, _, _ in AS_PEOPLE_WRITE.values()]
+    path = written(tmp_path / "f.json", ("saw a dog, or the cat", entries))
+    found = read_questions(path, "drop")
     asked = dict(zip(AS_PEOPLE_WRITE, found.questions, strict=True))
     assert {name: one.answerable for name, one in asked.items()} == {n: w for n, (_, w, _) in AS_PEOPLE_WRITE.items()}
     starts = {name: [answer.start for answer in one.answers] for name, one in asked.items()}
@@ -436,28 +411,26 @@ def test_questions_as_people_write_them(tmp_path, caplog):
         "2 ids that are numbers",
         "4 questions with an answer_start",
         "4 questions whose is_impossible is neither",
+        "1 questions with answers that are marked is_impossible",
+        "1 questions without an answer that are not marked",
     ):
         assert said in caplog.text
-    assert "1 questions with answers that are marked is_impossible" in caplog.text
-    assert "1 questions without an answer that are not marked" in caplog.text
     for answers in (itertools.repeat("a dog"), itertools.repeat(""), itertools.cycle(["dog", "", "the"])):
         given = {one.id: text for one, text in zip(found.questions, answers, strict=False)}
         scored, missing = score_file(given, found.questions)
         whole = [
-            {"qas_id": one.id, "answers": entry.get("answers") or []}
+            SimpleNamespace(qas_id=one.id, answers=entry.get("answers") or [])
             for one, entry in zip(found.questions, entries, strict=True)
         ]
-        official = squad_metrics.squad_evaluate([SimpleNamespace(**one) for one in whole], given)
-        ours = summary(scored)
+        official, ours = squad_metrics.squad_evaluate(whole, given), summary(scored)
         assert not missing
-        assert ours["exact"] == pytest.approx(official["exact"]) and ours["f1"] == pytest.approx(official["f1"])
-        for name in ("HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"):
+        for name in ("exact", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"):
             assert ours[name] == pytest.approx(official[name])
-    again = json.dumps(read_squad(tmp_path / "f.json"))
+    again = json.dumps(read_squad(path))
     caplog.clear()
-    (tmp_path / "again.json").write_text(again)
-    assert [replace(one, article=0) for one in read_questions(tmp_path / "again.json").questions] == found.questions
-    assert "answer_start that is" not in caplog.text and "marked" not in caplog.text and "numbers" not in caplog.text
+    path.write_text(again)
+    assert [replace(one, article=0) for one in read_questions(path).questions] == found.questions
+    assert not any(said in caplog.text for said in ("answer_start that is", "marked", "numbers"))
 
 
 def test_absent_and_truncated_files(tmp_path):
@@ -470,21 +443,18 @@ def test_absent_and_truncated_files(tmp_path):
 
 
 def test_duplicated_ids(tmp_path):
-    one = question("same", "a b", "?", "a")
-    (tmp_path / "f.json").write_text(json.dumps(squad([("a b", [one]), ("a b", [one])])))
+    twice = [("a b", [question("same", "a b", "?", "a")])] * 2
     with pytest.raises(ValueError, match="id 'same' occurs twice"):
-        read_questions(tmp_path / "f.json")
+        read_questions(written(tmp_path / "f.json", *twice))
 
 
 def test_answers_that_are_not_at_their_offset(tmp_path, folder, caplog):
-    context = "cat dog cat"
+    answers = {"moved": ("cat", 7), "nowhere": ("cow", 0), "good": ("dog", 4)}
     entries = [
-        {"id": "moved", "question": "?", "answers": [{"text": "cat", "answer_start": 7}]},
-        {"id": "nowhere", "question": "?", "answers": [{"text": "cow", "answer_start": 0}]},
-        {"id": "good", "question": "?", "answers": [{"text": "dog", "answer_start": 4}]},
+        {"id": name, "question": "?", "answers": [{"text": text, "answer_start": start}]}
+        for name, (text, start) in answers.items()
     ]
-    path = tmp_path / "f.json"
-    path.write_text(json.dumps(squad([(context, entries)])))
+    path = written(tmp_path / "f.json", ("cat dog cat", entries))
     dropped = read_questions(path, "drop")
     assert [len(q.answers) for q in dropped.questions] == [0, 0, 1]
     assert [q.gold for q in dropped.questions] == [("cat",), ("cow",), ("dog",)]
@@ -501,16 +471,13 @@ def test_answers_that_are_not_at_their_offset(tmp_path, folder, caplog):
 
 def test_long_questions(tmp_path, folder, caplog):
     entries = [question("long", "a b", "why " * 30, "a"), question("short", "a b", "a?", "b")]
-    path = tmp_path / "f.json"
-    path.write_text(json.dumps(squad([("a b", entries)])))
-    source = read_questions(path)
+    source = read_questions(written(tmp_path / "f.json", ("a b", entries)))
     with pytest.raises(ValueError, match=r"f.json: 1 questions longer .* 16: 'long' \(\d+ pieces\)"):
         encoder_of(folder, max_query_length=16).encode(source, True)
     cut = encoder_of(folder, max_query_length=16, on_long_question="truncate").encode(source, True)
     assert [len(asked) <= 16 for asked in cut.asked] == [True, True]
-    fewer = encoder_of(folder, max_query_length=16, on_long_question="drop").encode(source, True)
-    assert [q.id for q in fewer.questions] == ["short"]
     dropping = encoder_of(folder, max_query_length=16, on_long_question="drop")
+    assert [q.id for q in dropping.encode(source, True).questions] == ["short"]
     every = dropping.encode(source, False)  # an evaluation without it would flatter the score
     assert [q.id for q in every.questions] == ["long", "short"] and len(every.asked[0]) == 16
     assert "truncated" in caplog.text and "dropped" in caplog.text
@@ -537,6 +504,5 @@ def test_another_dictionary(folder):
 
 
 def test_tydiqa_ids_tell_the_language(tmp_path):
-    entry = question("finnish-123-0", "a b", "?", "a")
-    (tmp_path / "f.json").write_text(json.dumps(squad([("a b", [entry])])))
-    assert read_questions(tmp_path / "f.json").questions[0].language == "fi"
+    path = written(tmp_path / "f.json", ("a b", [question("finnish-123-0", "a b", "?", "a")]))
+    assert read_questions(path).questions[0].language == "fi"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -48,18 +49,15 @@ def raw(data: Path, name: str) -> list[int]:
     return [len(line.split()) for line in (data.parent / "raw" / f"valid.{name}").open()]
 
 
-def samples(dataset) -> list[dict]:
-    """Every sample, collated in batches of five, in order of id, without padding."""
+def samples(dataset) -> list[tuple[list[int], list[int]]]:
+    """Tokens and segments of every sample, collated in batches of five, in order of id, without padding."""
     found = {}
     for start in range(0, len(dataset), 5):
-        some = range(start, min(start + 5, len(dataset)))
-        batch = dataset.collater([dataset[index] for index in some])
+        batch = dataset.collater([dataset[index] for index in range(start, min(start + 5, len(dataset)))])
         inputs = batch["net_input"]
-        assert inputs["segments"].shape == inputs["src_tokens"].shape
-        rows = zip(batch["id"], inputs["src_tokens"], inputs["segments"], strict=True)
-        for number, ids, segments in rows:
+        for number, ids, segments in zip(batch["id"], inputs["src_tokens"], inputs["segments"], strict=True):
             real = ids.ne(1)
-            assert segments[~real].eq(0).all()
+            assert segments[~real].eq(0).all() and segments.shape == ids.shape
             found[int(number)] = (ids[real].tolist(), segments[real].tolist())
     return [found[number] for number in range(len(dataset))]
 
@@ -134,10 +132,8 @@ def test_segment_tables_start_neutral_and_act(encoding: str, share: str) -> None
     expected = small_roberta(**scheme)(ids)[0]
     model = small_roberta(**scheme, segment_encoding=encoding)
     torch.testing.assert_close(model(ids, segments=segments)[0], expected, rtol=0, atol=0)
-    tables = [p for n, p in model.named_parameters() if n.endswith(("pair_table", ".table"))]
-    owners = {"input": 1, "head": 1 if share in ("layers", "both") else 2}[encoding]
-    tables = [p for p in tables if p.eq(0).all()]
-    assert len(tables) == owners
+    tables = [p for n, p in model.named_parameters() if n.endswith(("pair_table", ".table")) and p.eq(0).all()]
+    assert len(tables) == {"input": 1, "head": 1 if share in ("layers", "both") else 2}[encoding]
     for table in tables:
         torch.nn.init.normal_(table)
     assert not torch.allclose(model(ids, segments=segments)[0], expected)
@@ -160,15 +156,10 @@ def test_head_segments_are_chens_matrix() -> None:
     x = torch.randn(9, 1, 16, dtype=torch.double)
     _, probs = attention(x, need_weights=True, attn_mask=context)
     q, k = (p(x).view(9, 2, 8).transpose(0, 1) for p in (attention.q_proj, attention.k_proj))
-    for head in range(2):
-        for i in range(9):
-            row = torch.stack(
-                [
-                    q[head, i] @ k[head, j] / 8**0.5 + table[head, int(segments[0, i]) * 3 + int(segments[0, j])]
-                    for j in range(9)
-                ]
-            )
-            torch.testing.assert_close(probs[0, head, i], row.softmax(0))
+    pairs = (segments[0, :, None] * 3 + segments[0]).tolist()
+    for head, i in itertools.product(range(2), range(9)):
+        row = torch.stack([q[head, i] @ k[head, j] / 8**0.5 + table[head, pairs[i][j]] for j in range(9)])
+        torch.testing.assert_close(probs[0, head, i], row.softmax(0))
 
 
 def test_undivided_text_is_one_segment(caplog: pytest.LogCaptureFixture) -> None:
@@ -197,10 +188,8 @@ def test_wrong_flags(flags: dict, message: str) -> None:
 
 
 def test_a_segment_without_a_table() -> None:
-    model = small_roberta(segment_encoding="head")
-    ids = tokens()
     with pytest.raises(ValueError, match=r"segments must be in 0..1, got 2 \(--num-segments\)"):
-        model(ids, segments=torch.full_like(ids, 2))
+        small_roberta(segment_encoding="head")(tokens(), segments=torch.full_like(tokens(), 2))
 
 
 @pytest.mark.slow

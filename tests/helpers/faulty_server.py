@@ -22,7 +22,6 @@ class File:
             bytes of the body, ("stall", n) falls silent there, ("status", code), ("html",),
             ("mute",) ends it before any answer, ("wrong range",), ("ok",). None left: no fault.
         etag: The ETag; None sends none.
-        modified: Last-Modified; None sends none.
         ranges: Whether Range is honoured.
         length: Whether Content-Length is sent.
         piece: Bytes a write.
@@ -31,7 +30,6 @@ class File:
     data: bytes
     faults: list[tuple] = field(default_factory=list)
     etag: str | None = '"1"'
-    modified: str | None = None
     ranges: bool = True
     length: bool = True
     piece: int = 1 << 16
@@ -72,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
         fault = file.faults.pop(0) if file and file.faults else ("ok",)
         self.close_connection = True
         if file is None or fault[0] == "status":
-            self.refuse(404 if file is None else fault[1])
+            self.body(404 if file is None else fault[1], b"", {}, fault)
         elif fault[0] == "mute":
             self.note(0)
         elif fault[0] == "html":
@@ -83,11 +81,11 @@ class Handler(BaseHTTPRequestHandler):
     def send_file(self, file: File, fault: tuple) -> None:
         given = self.headers.get("Range") if file.ranges else None
         condition = self.headers.get("If-Range")
-        if given and condition and condition not in (file.etag, file.modified):
+        if given and condition and condition != file.etag:
             given = None
         start = int(re.fullmatch(r"bytes=(\d+)-", given)[1]) if given else 0
         size = len(file.data)
-        headers = {"ETag": file.etag, "Last-Modified": file.modified}
+        headers = {"ETag": file.etag}
         if given and start >= size:
             headers["Content-Range"] = f"bytes */{size}"
             self.body(416, b"", headers, fault)
@@ -114,13 +112,6 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
         if fault[0] == "stall":
             self.state.over.wait(30)
-
-    def refuse(self, status: int) -> None:
-        self.note(status)
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.send_header("Connection", "close")
-        self.end_headers()
 
     def note(self, status: int) -> None:
         self.state.requests.append((self.path, self.headers.get("Range"), status))

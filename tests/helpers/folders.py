@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from helpers.commands import relpos, relpos_job
 from relpos_fairseq.cli.command import parse
 from relpos_fairseq.cli.main import load
@@ -35,3 +37,13 @@ def prepare(name: str, arguments: Sequence[object]) -> None:
 def prepare_status(name: str, arguments: Sequence[object]) -> int:
     """Run `relpos prepare NAME` in this process; return its exit status."""
     return relpos("prepare", name, *arguments)
+
+
+def refused(capsys: pytest.CaptureFixture, name: str, arguments: Sequence[object]) -> str:
+    """Run `relpos prepare NAME`, which takes no such input; the line that says so, beside warnings at most."""
+    capsys.readouterr()
+    assert prepare_status(name, arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    (error,) = (line for line in lines if not line.startswith("warning: "))
+    assert error.startswith("error: ")
+    return error

@@ -9,7 +9,6 @@ from pathlib import Path
 from relpos_fairseq.text import train_tokenizer
 
 WORDS = ["red", "blue", "old", "new", "cat", "dog", "sees", "likes", "a", "the", "house", "tree"]
-NONE = [""]
 NLI = ["contradiction", "entailment", "neutral"]
 # Header, or None; then for a row: what stands in each column (1, 2: sentences; L: the label).
 LAYOUTS = {
@@ -34,12 +33,9 @@ LABELS = {
 }
 
 
-def sentence(generator: random.Random) -> str:
-    return " ".join(generator.choices(WORDS, k=generator.randint(2, 6)))
-
-
 def row(generator: random.Random, columns: list[str], labels: list[str]) -> str:
-    values = {"1": sentence(generator), "2": sentence(generator), "L": generator.choice(labels or NONE)}
+    first, second = (" ".join(generator.choices(WORDS, k=generator.randint(2, 6))) for _ in range(2))
+    values = {"1": first, "2": second, "L": generator.choice(labels or [""])}
     return "\t".join(values.get(column, column) for column in columns)
 
 
@@ -62,8 +58,7 @@ def write_glue(root: Path, train: int = 20, valid: int = 9) -> Path:
         rows = [row(generator, [str(number), "1", "2"], []) for number in range(3)]
         (root / f"{name}.tsv").write_text("\n".join(["index\tsentence1\tsentence2", *rows]) + "\n")
     plain = root / "RTE" / "dev.tsv"
-    with gzip.open(root / "RTE" / "dev.tsv.gz", "wt") as file:
-        file.write(plain.read_text())
+    plain.with_name("dev.tsv.gz").write_bytes(gzip.compress(plain.read_bytes()))
     plain.unlink()
     return root
 
@@ -76,20 +71,18 @@ def write_xnli(root: Path, layout: str) -> Path:
     if layout == "release":
         lines = ["premise\thypo\tlabel"]
         lines += [row(generator, ["1", "2", "L"], ["neutral", "contradictory"]) for _ in range(12)]
-        (folder / "multinli.train.en.tsv").write_text("\n".join(lines) + "\n")
+        files = {"multinli.train.en": lines}
         for split in ("dev", "test"):
-            lines = ["language\tgold_label\tsentence1\tsentence2"]
-            for language in ("en", "de", "de"):
-                lines += [row(generator, [language, "L", "1", "2"], NLI) for _ in range(4)]
-            (folder / f"xnli.{split}.tsv").write_text("\n".join(lines) + "\n")
-        return root
-    for name, count in (("train-en", 12), ("dev-en", 4), ("test-en", 4), ("test-de", 8)):
-        lines = [row(generator, ["1", "2", "L"], NLI) for _ in range(count)]
+            rows = [row(generator, [one, "L", "1", "2"], NLI) for one in ("en", "de", "de") for _ in range(4)]
+            files[f"xnli.{split}"] = ["language\tgold_label\tsentence1\tsentence2", *rows]
+    else:
+        counts = {"train-en": 12, "dev-en": 4, "test-en": 4, "test-de": 8}
+        files = {name: [row(generator, ["1", "2", "L"], NLI) for _ in range(n)] for name, n in counts.items()}
+    for name, lines in files.items():
         (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n")
     return root
 
 
 def write_tokenizer(folder: Path) -> Path:
-    texts = [" ".join(WORDS)] * 3
-    train_tokenizer("wordpiece", folder, vocab_size=80, texts=texts)
+    train_tokenizer("wordpiece", folder, vocab_size=80, texts=[" ".join(WORDS)] * 3)
     return folder

@@ -35,10 +35,8 @@ def wordpiece_folder(folder: Path) -> None:
 def bpe_folder(folder: Path, special: Sequence[str] = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")) -> None:
     train_tokenizer("bpe", folder, texts=SENTENCES * 3, vocab_size=340)
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
-    vocabulary = {name: number for number, name in enumerate(special[:4])}
-    vocabulary |= {piece: number + 4 for piece, number in model["vocab"].items()} | {
-        special[4]: len(model["vocab"]) + 4
-    }
+    pieces = [*special[:4], *sorted(model["vocab"], key=model["vocab"].get), special[4]]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(model["merges"]) + "\n")
     for name in ("tokenizer.json", "dict.txt"):
@@ -56,15 +54,14 @@ def sentencepiece_folder(folder: Path, name: str, **more) -> None:
 
 DEBERTA = dict(pad_id=0, bos_id=1, eos_id=2, unk_id=3, pad_piece="[PAD]", bos_piece="[CLS]", eos_piece="[SEP]")
 DEBERTA |= {"unk_piece": "[UNK]"}
+ALBERT = DEBERTA | {"pad_piece": "<pad>", "unk_piece": "<unk>"}
 MAKERS = {
     "bert": wordpiece_folder,
     "roberta": bpe_folder,
     "deberta": lambda folder: bpe_folder(folder, ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")),
     "xlm-roberta": lambda folder: sentencepiece_folder(folder, "sentencepiece.bpe.model"),
     "deberta-v2": lambda folder: sentencepiece_folder(folder, "spm.model", **DEBERTA),
-    "albert": lambda folder: sentencepiece_folder(
-        folder, "spiece.model", **DEBERTA | {"pad_piece": "<pad>", "unk_piece": "<unk>"}
-    ),
+    "albert": lambda folder: sentencepiece_folder(folder, "spiece.model", **ALBERT),
 }
 ENTITY = {"content": "[E1]", "lstrip": True, "rstrip": True, "single_word": False, "normalized": False, "special": True}
 WORD = {

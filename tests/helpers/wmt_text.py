@@ -62,10 +62,10 @@ def archives(folder: Path) -> dict[str, bytes]:
         rows = "\n".join(f'<seg id="{n}"> {line} </seg>' for n, line in enumerate(lines, start=1))
         return f'<refset>\n<doc docid="d">\n{rows}\n</doc>\n</refset>\n'
 
-    half = {lang: [text("train", lang).splitlines(True)[part::2] for part in (0, 1)] for lang in WORDS}
+    halves = [{k: "".join(text("train", k).splitlines(True)[part::2]) for k in WORDS} for part in (0, 1)]
     return {
-        "first.tgz": pack({f"training/first.de-en.{k}": "".join(v[0]) for k, v in half.items()}),
-        "second.tgz": pack({f"second.de-en.{k}": "".join(v[1]) for k, v in half.items()}),
+        "first.tgz": pack({f"training/first.de-en.{k}": half for k, half in halves[0].items()}),
+        "second.tgz": pack({f"second.de-en.{k}": half for k, half in halves[1].items()}),
         "dev.tgz": pack({f"test/newstest2013-src.{k}.sgm": sgml("valid", k) for k in WORDS}),
         "test.tgz": pack({f"test/newstest2015-{k}.sgm": sgml("test", k) for k in WORDS}),
     }

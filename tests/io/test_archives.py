@@ -10,32 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from helpers import folders as preparing
+from helpers.folders import contents
 from relpos_fairseq.io import archives
 from relpos_fairseq.io.archives import extract
 from relpos_fairseq.io.errors import UserError
 
 
-def tar(path: Path, entries: dict[str, bytes | tarfile.TarInfo]) -> Path:
+def pack(path: Path, entries: dict[str, bytes | tarfile.TarInfo]) -> Path:
+    """Write an archive of the kind that its name says; an entry of a tar may be a link or a device."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+            for name, data in entries.items():
+                file.writestr(name, data)
+        return path
     with tarfile.open(path, "w:" + path.suffix[1:].replace("tar", "")) as file:
         for name, entry in entries.items():
-            info = entry if isinstance(entry, tarfile.TarInfo) else tarfile.TarInfo(name)
-            data = b"" if isinstance(entry, tarfile.TarInfo) else entry
-            info.size = len(data)
-            file.addfile(info, io.BytesIO(data))
-    return path
-
-
-def link(name: str, kind: bytes) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, "/etc/passwd"
-    return info
-
-
-def zipped(path: Path, entries: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, data in entries.items():
-            file.writestr(name, data)
+            if isinstance(entry, tarfile.TarInfo):
+                file.addfile(entry)
+            else:
+                info = tarfile.TarInfo(name)
+                info.size = len(entry)
+                file.addfile(info, io.BytesIO(entry))
     return path
 
 
@@ -44,16 +39,12 @@ ENTRIES = {"d/a.txt": b"alpha" * 2000, "d/b.txt": NOISE}
 KINDS = ["a.tar", "a.tar.gz", "a.tar.bz2", "a.tar.xz", "a.zip"]
 
 
-def pack(path: Path, entries: dict) -> Path:
-    return (zipped if path.suffix == ".zip" else tar)(path, entries)
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_members_come_out(tmp_path, name):
     archive = pack(tmp_path / name, ENTRIES)
     made = extract(archive, tmp_path / "out")
     assert made == [tmp_path / "out" / entry for entry in ENTRIES]
-    assert preparing.contents(tmp_path / "out") == ENTRIES
+    assert contents(tmp_path / "out") == ENTRIES
     assert extract(archive, tmp_path / "one", ["*/b.txt"]) == [tmp_path / "one" / "d" / "b.txt"]
     with pytest.raises(UserError, match=f"{name} does not contain c.txt"):
         extract(archive, tmp_path / "none", ["d/a.txt", "c.txt"])
@@ -69,8 +60,7 @@ def test_a_truncated_archive_is_one_error(tmp_path, name):
         archive.write_bytes(whole[:length])
         with pytest.raises(UserError, match=f"{name} is (truncated|no .* file)"):
             extract(archive, tmp_path / str(length))
-        made = preparing.contents(tmp_path / str(length)) if (tmp_path / str(length)).exists() else {}
-        assert all(ENTRIES[entry] == data for entry, data in made.items())
+        assert contents(tmp_path / str(length)).items() <= ENTRIES.items()
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "d/../../x", "..\\x", "c:\\x", "\\x"])
@@ -84,10 +74,15 @@ def test_an_entry_that_leads_out_is_refused(tmp_path, name, kind):
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
 def test_links_and_devices_are_refused_unless_unwanted(tmp_path, kind):
-    archive = tar(tmp_path / "a.tar", {"good": b"1", "bad": link("bad", kind)})
+    bad = tarfile.TarInfo("bad")
+    bad.type, bad.linkname = kind, "/etc/passwd"
+    archive = pack(tmp_path / "a.tar", {"good": b"1", "bad": bad})
     with pytest.raises(UserError, match="bad is a (link|device): extract it by hand"):
         extract(archive, tmp_path / "out")
     assert extract(archive, tmp_path / "out", ["good"]) == [tmp_path / "out" / "good"]
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path):
     info = zipfile.ZipInfo("bad")
     info.external_attr = 0o120777 << 16
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
@@ -113,13 +108,13 @@ def test_extraction_checks_room(tmp_path, monkeypatch):
 
     monkeypatch.setattr(archives, "require_space", full)
     with pytest.raises(UserError, match="no room for 10000"):
-        extract(tar(tmp_path / "a.tar", ENTRIES), tmp_path / "out")
+        extract(pack(tmp_path / "a.tar", ENTRIES), tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[2Ja", "a\u2028b"])
 def test_a_member_s_name_that_breaks_a_line_is_refused_in_one(tmp_path, name):
     with pytest.raises(UserError, match="control character") as caught:
-        extract(tar(tmp_path / "a.tar", {name: b"x"}), tmp_path / "out")
+        extract(pack(tmp_path / "a.tar", {name: b"x"}), tmp_path / "out")
     assert str(caught.value).isprintable()
 
 

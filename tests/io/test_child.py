@@ -16,28 +16,24 @@ from helpers import ROOT
 from relpos_fairseq.io.child import command_of
 
 
-def planted(folder: Path, *names: str) -> Path:
-    """A working folder with modules that must not run."""
-    for name in names:
-        (folder / name).mkdir()
-        (folder / name / "__init__.py").write_text("open('ran', 'w')\nraise SystemExit(7)\n")
-    return folder
+def run(words: list[str], path: str = "", **how) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, **how)
 
 
 def test_modules_of_the_working_folder_do_not_run(tmp_path: Path) -> None:
-    place = planted(tmp_path, "subword_nmt", "tqdm", "fairseq_cli", "relpos_fairseq", "json")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    for command in (["subword_nmt.learn_bpe", "--help"], ["relpos_fairseq.cli", "--version"]):
-        run = [*command_of(command[0]), *command[1:]]
-        done = subprocess.run(run, cwd=place, env=environment, capture_output=True, text=True, timeout=60)
+    for name in ("subword_nmt", "tqdm", "fairseq_cli", "relpos_fairseq", "json"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("open('ran', 'w')\nraise SystemExit(7)\n")
+    for module, option in (("subword_nmt.learn_bpe", "--help"), ("relpos_fairseq.cli", "--version")):
+        done = run([*command_of(module), option], cwd=tmp_path)
         assert done.returncode == 0 and done.stdout, done.stderr
-    assert not (place / "ran").exists()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_arguments_and_statuses_pass(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import sys\nprint(__name__, sys.argv[1:])\nsys.exit(5)\n")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([*command_of("mine"), "a", "-b"], env=environment, capture_output=True, text=True, timeout=60)
+    done = run([*command_of("mine"), "a", "-b"], str(tmp_path))
     assert (done.returncode, done.stdout) == (5, "__main__ ['a', '-b']\n")
 
 

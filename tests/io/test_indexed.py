@@ -54,5 +54,5 @@ def test_a_damaged_index_is_one_line(tmp_path_factory, at: int, new: bytes, cut:
 def test_ids_of_another_length_are_one_line(tmp_path: Path, bytes_of: int) -> None:
     write(tmp_path / "a", [4, 5, 6, 7, 8, 2])
     Path(tmp_path / "a.bin").write_bytes(bytes(bytes_of))
-    with pytest.raises(UserError, match=f"a.bin is not .* it has {bytes_of} bytes|a.bin is not .*{bytes_of} bytes"):
+    with pytest.raises(UserError, match=f"a.bin is not .*{bytes_of} bytes"):
         read_indexed(tmp_path / "a")

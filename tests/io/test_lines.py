@@ -38,14 +38,12 @@ def test_a_damaged_stream_after_a_whole_one_is_named(suffix: str, place: int, tm
     """A bit of its header, of its mark, of its end; and an end that is missing."""
     path = tmp_path / f"a{suffix}"
     first, second = (PACK[suffix](text.encode() * 500) for text in ("one line\n", "another\n"))
-    path.write_bytes(first + second[:-5])
-    with pytest.raises(UserError, match=f"^{path} "):
-        list(read_lines(path))
-    second = bytearray(second)
-    second[place] ^= 8
-    path.write_bytes(first + second)
-    with pytest.raises(UserError, match=f"^{path} "):
-        list(read_lines(path))
+    changed = bytearray(second)
+    changed[place] ^= 8
+    for broken in (second[:-5], changed):
+        path.write_bytes(first + broken)
+        with pytest.raises(UserError, match=f"^{path} "):
+            list(read_lines(path))
 
 
 def test_a_line_without_an_end_is_named(monkeypatch):

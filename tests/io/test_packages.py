@@ -11,6 +11,7 @@ import pytest
 from helpers import ROOT, processes
 from relpos_fairseq.io import packages
 from relpos_fairseq.io.command import run_command
+from relpos_fairseq.io.files import write_text
 
 HIDING = """
 import sys
@@ -35,31 +36,20 @@ COMMANDS = {  # a module that is hidden, the command that needs it, and the extr
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    for name in ("train", "valid", "test"):
-        for language in ("en", "de"):
-            (raw / f"{name}.{language}").write_text("a few words of text\n" * 4)
-    (tmp_path / "spec.yaml").write_text("name: x\n")
-    (tmp_path / "a.pt").write_bytes(b"")
-    return tmp_path
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("module", COMMANDS)
-def test_a_command_names_what_installs_it(module: str, folder: Path) -> None:
+def test_a_command_names_what_installs_it(module: str, tmp_path: Path) -> None:
+    for name in ("train", "valid", "test"):
+        for language in ("en", "de"):
+            write_text(tmp_path / "raw" / f"{name}.{language}", "a few words of text\n" * 4)
+    write_text(tmp_path / "spec.yaml", "name: x\n")
+    (tmp_path / "a.pt").touch()
     command, extra = COMMANDS[module]
     run = [sys.executable, "-c", HIDING, module, *command.split()]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = processes.run(run, cwd=folder, env=environment)
+    done = processes.run(run, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
     installs = f"'relpos_fairseq[{extra}]'" if extra else packages.INSTALLS.get(module, module)
-    last = done.stderr.strip().splitlines()[-1]
-    assert (done.returncode, last) == (
-        2,
-        f"error: this needs {module}, which is not installed: pip install {installs}",
-    ), done.stderr[-2000:]
+    error = f"error: this needs {module}, which is not installed: pip install {installs}"
+    assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (2, error), done.stderr[-2000:]
     assert "Traceback" not in done.stderr
 
 

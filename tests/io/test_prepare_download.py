@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -64,15 +65,36 @@ def test_a_file_without_a_hash_is_pinned(server, tmp_path):
     assert get(tmp_path, source(url, sha256=None)) == DATA[::-1]
 
 
-@pytest.mark.parametrize("etag", ['"1"', None])
-@pytest.mark.parametrize("hashed", [True, False])
-def test_server_stops_mid_file(server, tmp_path, etag, hashed):
-    sha256 = SHA if hashed else None
-    faults = [("stop", 100_000), ("stop", 1), ("ok",)]
-    url = server.put("a.bin", DATA, faults=faults, etag=etag)
-    assert get(tmp_path, source(url, sha256=sha256)) == DATA
-    safe = etag or sha256  # without either, nobody knows whether the rest belongs to the beginning
-    assert server.ranges("a.bin") == [None, *(["bytes=100000-", "bytes=100001-"] if safe else [None] * 2)]
+CUT = [("stop", 100_000)]
+STOPS = {"faults": [*CUT, ("stop", 1)]}
+CONTINUED = [None, "bytes=100000-", "bytes=100001-"]
+SURVIVED = {  # what a server does, what is known of the file, and which parts of it are asked for
+    "stops mid-file": (STOPS, {}, CONTINUED),
+    "stops, without an ETag": (STOPS | {"etag": None}, {}, CONTINUED),
+    "stops, without a hash": (STOPS, {"sha256": None}, CONTINUED),
+    # nobody knows whether the rest belongs to the beginning
+    "stops, with neither": (STOPS | {"etag": None}, {"sha256": None}, [None] * 3),
+    "stalls": ({"faults": [("stall", 131_072)]}, {}, [None, "bytes=131072-"]),
+    "is slow": ({"piece": 1000}, {}, [None]),
+    "knows no ranges": ({"faults": CUT, "ranges": False}, {}, [None, "bytes=100000-"]),
+    "sends a wrong range": ({"faults": [*CUT, ("wrong range",)]}, {}, [None, "bytes=100000-", None]),
+    "is mute and busy": ({"faults": [("mute",), ("status", 503), ("status", 429)]}, {}, [None] * 4),
+    "tells no length": ({"length": False}, {"size": len(DATA)}, [None]),
+}
+
+
+@pytest.mark.parametrize("name", SURVIVED)
+def test_a_server_that(server, tmp_path, name):
+    does, known, ranges = SURVIVED[name]
+    url = server.put("a.bin", DATA, **does | {"faults": [*does.get("faults", [])]})  # which are used up
+    assert get(tmp_path, source(url, **known), timeout=1.0) == DATA
+    assert server.ranges("a.bin") == ranges
+
+
+def test_a_body_of_unknown_length_that_ends_early(server, tmp_path):
+    url = server.put("a.bin", DATA, length=False, faults=[("stop", 10)] * 9)
+    with pytest.raises(UserError, match="got 10 bytes, 300,000 expected"):
+        get(tmp_path, source(url, sha256=None, size=len(DATA)))
 
 
 def test_a_later_run_continues(server, tmp_path):
@@ -80,47 +102,11 @@ def test_a_later_run_continues(server, tmp_path):
     with pytest.raises(UserError, match="breaks after 123,456 bytes, 2 times without"):
         get(tmp_path, source(url), attempts=2)
     assert left(tmp_path) == {"a.bin.partial", "a.bin.partial.json"}
-    server.files["/a.bin"].faults.clear()
+    server.put("a.bin", DATA)
     server.requests.clear()
     assert get(tmp_path, source(url)) == DATA
     assert server.ranges("a.bin") == ["bytes=123456-"]
     assert left(tmp_path) == {"a.bin"}
-
-
-def test_a_stalled_server_is_resumed(server, tmp_path):
-    url = server.put("a.bin", DATA, faults=[("stall", 131_072)])
-    assert get(tmp_path, source(url), timeout=1.0) == DATA
-    assert server.ranges("a.bin") == [None, "bytes=131072-"]
-
-
-def test_a_slow_server_is_waited_for(server, tmp_path):
-    url = server.put("a.bin", DATA[:2000], piece=7)
-    sha = hashlib.sha256(DATA[:2000]).hexdigest()
-    assert get(tmp_path, source(url, sha256=sha)) == DATA[:2000]
-
-
-def test_a_server_without_ranges_starts_again(server, tmp_path):
-    url = server.put("a.bin", DATA, faults=[("stop", 100_000)], ranges=False)
-    assert get(tmp_path, source(url)) == DATA
-    assert [status for *_, status in server.requests] == [200, 200]
-
-
-def test_a_wrong_range_is_not_pieced_together(server, tmp_path):
-    url = server.put("a.bin", DATA, faults=[("stop", 100_000), ("wrong range",)])
-    assert get(tmp_path, source(url)) == DATA
-
-
-def test_no_answer_and_busy_are_asked_again(server, tmp_path):
-    url = server.put("a.bin", DATA, faults=[("mute",), ("status", 503), ("status", 429)])
-    assert get(tmp_path, source(url)) == DATA
-
-
-def test_a_body_of_unknown_length(server, tmp_path):
-    url = server.put("a.bin", DATA, length=False)
-    assert get(tmp_path, source(url, size=len(DATA))) == DATA
-    url = server.put("b.bin", DATA, length=False, faults=[("stop", 10)] * 9)
-    with pytest.raises(UserError, match="got 10 bytes, 300,000 expected"):
-        get(tmp_path, source(url, name="b.bin", sha256=None, size=len(DATA)))
 
 
 def test_a_file_that_changed_between_two_runs(server, tmp_path):
@@ -131,18 +117,30 @@ def test_a_file_that_changed_between_two_runs(server, tmp_path):
     assert get(tmp_path, source(url, sha256=None)) == DATA
 
 
-def test_an_old_part_of_another_file_is_found_out(server, tmp_path):
-    (tmp_path / "a.bin.partial").write_bytes(b"x" * 1000)  # the hash tells
-    url = server.put("a.bin", DATA, etag=None)
-    assert get(tmp_path, source(url)) == DATA
-    assert server.ranges("a.bin") == ["bytes=1000-", None]
+def test_a_part_that_another_program_wrote_is_not_continued(server, tmp_path):
+    url = server.put("a.bin", DATA, faults=[("stop", 1000)] + [("stop", 0)] * 9)
+    with pytest.raises(UserError):
+        get(tmp_path, source(url, sha256=None), attempts=2)
+    (tmp_path / "theirs").write_bytes(b"x" * 1000)
+    (tmp_path / "theirs").rename(tmp_path / "a.bin.partial")
+    server.put("a.bin", DATA)
+    assert get(tmp_path, source(url, sha256=None)) == DATA
 
 
-@pytest.mark.parametrize("size", [len(DATA), len(DATA) + 5])
-def test_a_part_that_is_complete_or_too_long(server, tmp_path, size):
-    (tmp_path / "a.bin.partial").write_bytes(DATA + b"extra"[: size - len(DATA)])
-    url = server.put("a.bin", DATA)
+@pytest.mark.parametrize(
+    ("part", "etag", "ranges"),
+    [
+        (b"x" * 1000, None, ["bytes=1000-", None]),  # of another file: the hash tells
+        (DATA, '"1"', ["bytes=300000-"]),
+        (DATA + b"extra", '"1"', ["bytes=300005-", None]),
+    ],
+    ids=["another file's", "complete", "too long"],
+)
+def test_a_part_that_is_no_beginning(server, tmp_path, part, etag, ranges):
+    (tmp_path / "a.bin.partial").write_bytes(part)
+    url = server.put("a.bin", DATA, etag=etag)
     assert get(tmp_path, source(url)) == DATA
+    assert server.ranges("a.bin") == ranges
 
 
 FAULTS = {
@@ -216,15 +214,11 @@ def test_a_file_name_may_not_lead_elsewhere():
         RemoteFile("a", ["http://x"], "../a")
 
 
-def test_progress_is_printed(server, tmp_path, capsys):
-    get(tmp_path, source(server.put("a.bin", DATA), size=len(DATA)))
-    assert "downloading a.bin (0.3 MB)" in capsys.readouterr().out
-
-
 def test_what_happens_is_said(server, tmp_path, capsys):
     url = server.put("a.bin", DATA, faults=[("stop", 100_000)])
-    get(tmp_path, source(f"{server.url}/lost", url))
+    get(tmp_path, source(f"{server.url}/lost", url, size=len(DATA)))
     said = capsys.readouterr().out
+    assert "downloading a.bin (0.3 MB)" in said
     assert f"{server.url}/lost: status 404 Not Found; asking the next address" in said
     assert "200000 more expected); continuing after 100,000 bytes" in said
 
@@ -265,16 +259,6 @@ def test_a_plain_file_whose_end_nobody_tells_is_not_taken(server, tmp_path):
     assert left(tmp_path) == set()
 
 
-def test_a_part_that_another_program_wrote_is_not_continued(server, tmp_path):
-    url = server.put("a.bin", DATA, faults=[("stop", 1000)] + [("stop", 0)] * 9)
-    with pytest.raises(UserError):
-        get(tmp_path, source(url, sha256=None), attempts=2)
-    (tmp_path / "theirs").write_bytes(b"x" * 1000)
-    (tmp_path / "theirs").rename(tmp_path / "a.bin.partial")
-    server.files["/a.bin"].faults.clear()
-    assert get(tmp_path, source(url, sha256=None)) == DATA
-
-
 def typed(answer: str | None):
     """Return a standard input: a terminal at which `answer` is typed, or none."""
     return SimpleNamespace(isatty=lambda: answer is not None, readline=lambda: answer)
@@ -294,21 +278,20 @@ def test_nothing_is_downloaded_unless_it_was_agreed_to(tmp_path, monkeypatch, ca
     assert left(tmp_path) == set()
 
 
-def test_what_was_agreed_to_is_not_asked_again(tmp_path, monkeypatch):
-    def agreed(yes: bool) -> bool:
-        try:
-            agree([source(size=len(DATA))], tmp_path, yes)
-        except UserError:
-            return False
-        return True
-
-    monkeypatch.setattr(sys, "stdin", typed("Y\n"))
-    assert agreed(False)
-    monkeypatch.setattr(sys, "stdin", typed(None))
-    assert not agreed(False) and agreed(True)
-    (tmp_path / "a.bin.partial").write_bytes(DATA[:10])  # the part that an interrupted download left
-    assert agreed(False)
-    (tmp_path / "a.bin.partial").replace(tmp_path / "a.bin")
-    assert not agreed(False)
-    (tmp_path / "a.bin").write_bytes(DATA)
-    assert agreed(False)
+@pytest.mark.parametrize(
+    ("answer", "yes", "there", "agreed"),
+    [
+        ("Y\n", False, {}, True),
+        (None, False, {}, False),
+        (None, True, {}, True),
+        (None, False, {"a.bin.partial": DATA[:10]}, True),  # the part that an interrupted download left
+        (None, False, {"a.bin": DATA[:10]}, False),
+        (None, False, {"a.bin": DATA}, True),
+    ],
+)
+def test_what_was_agreed_to_is_not_asked_again(tmp_path, monkeypatch, answer, yes, there, agreed):
+    monkeypatch.setattr(sys, "stdin", typed(answer))
+    for name, content in there.items():
+        (tmp_path / name).write_bytes(content)
+    with contextlib.nullcontext() if agreed else pytest.raises(UserError, match="would download a.bin"):
+        agree([source(size=len(DATA))], tmp_path, yes)

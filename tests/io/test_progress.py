@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import itertools
 import os
 import pty
 import select
@@ -11,9 +12,10 @@ import struct
 import termios
 import threading
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from relpos_fairseq.cli import command, main
@@ -52,30 +54,23 @@ def test_a_line_a_minute_with_what_remains(clock, capsys):
     for _ in progress.progress(range(10), description="read", unit="files"):
         clock.work(30)
     out, lines = capsys.readouterr()
-    assert not out and [line.split(", ")[0] for line in lines.splitlines()] == [
-        *("read: 0 of 10 files (0%)", "read: 2 of 10 files (20%)", "read: 4 of 10 files (40%)"),
-        *("read: 6 of 10 files (60%)", "read: 8 of 10 files (80%)"),
-    ]
+    begins = [f"read: {n} of 10 files ({10 * n}%)" for n in range(0, 10, 2)]
+    assert not out and [line.split(", ")[0] for line in lines.splitlines()] == begins
     assert lines.splitlines()[1] == "read: 2 of 10 files (20%), 70 s, 5 min left"
 
 
 @given(st.lists(st.integers(0, 200), max_size=20))
-def test_a_log_is_neither_silent_nor_full(seconds):
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_log_is_neither_silent_nor_full(clock, seconds):
     """Whatever steps last, between two lines lies a minute, and before the first ten seconds."""
-    said, now = [], [0.0]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(progress, "_watch", lambda: None)
-        patch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
-        patch.setattr(progress, "say", lambda line, file: said.append(now[0]))
+    said, begin = [], clock.now
+    with mock.patch.object(progress, "say", lambda line, file: said.append(clock.now)):
         for step in progress.progress(seconds, description="steps", unit="steps"):
-            for _ in range(step):
-                now[0] += 1
-                progress.tick()
-    progress._thread = None
-    times = [0.0, *said, now[0]]
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+            clock.work(step)
+    times = [begin, *said, clock.now]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert all(gap <= progress.EVERY + 2 for gap in gaps) and all(gap >= progress.EVERY for gap in gaps[1:-1])
-    assert said or now[0] <= progress.FIRST + 2
+    assert said or clock.now - begin <= progress.FIRST + 2
 
 
 def test_nothing_about_quick_work(clock, capsys):
@@ -108,9 +103,8 @@ def test_an_exception_ends_what_it_leaves(clock, capsys):
 
 
 def test_the_thread_ends_with_the_work(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "TICK", 0.001)
-    monkeypatch.setattr(progress, "FIRST", 0.0)
-    monkeypatch.setattr(progress, "EVERY", 0.01)
+    for name, seconds in (("TICK", 0.001), ("FIRST", 0.0), ("EVERY", 0.01)):
+        monkeypatch.setattr(progress, name, seconds)
     said = threading.Event()
     monkeypatch.setattr(progress, "say", lambda line, file: said.set())
     with progress.doing("one step"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -144,22 +144,15 @@ def test_what_is_no_fault_of_the_file_passes() -> None:
         raise UserError("twice")
 
 
-def hashed(path: Path) -> str:
-    return provenance.of_files({"dict.txt": path})["dict.txt"]
+READ_BY: list[Callable[[Path], object]] = [
+    *(read_json, read_json_lines, read_yaml, read_text, read_dictionary, read_checkpoint, safe_unpickle, sha256_of),
+    lambda path: provenance.of_files({"dict.txt": path})["dict.txt"],
+    lambda path: Dictionary.load(str(path)),  # fairseq's
+    lambda path: ResumeLog(path, {}),
+]
 
 
-def of_fairseq(path: Path) -> None:
-    Dictionary.load(str(path))
-
-
-def resumed(path: Path) -> None:
-    ResumeLog(path, {})
-
-
-READERS = [read_json, read_json_lines, read_yaml, read_text, read_dictionary, read_checkpoint, safe_unpickle, sha256_of]
-
-
-@pytest.mark.parametrize("read", [*READERS, hashed, of_fairseq, resumed])
+@pytest.mark.parametrize("read", READ_BY)
 def test_what_has_no_end_is_not_waited_for(tmp_path: Path, read: Callable) -> None:
     os.mkfifo(tmp_path / "dict.txt")
     for path in (tmp_path / "dict.txt", Path("/dev/zero")):
@@ -217,42 +210,43 @@ NO_FILE = {
 }
 
 
-def readers_of(path: Path) -> set[str]:
+def parsed() -> Iterator[tuple[str, ast.Module]]:
+    """Every module of the package."""
+    package = ROOT / "relpos_fairseq"
+    for path in package.rglob("*.py"):
+        yield path.relative_to(package).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def readers_of(node: ast.AST, function: str = "") -> set[str]:
     """The functions that call a library's reader outside of `with reading(...)`."""
-    found = set()
-
-    def walk(node: ast.AST, function: str) -> None:
-        if isinstance(node, ast.FunctionDef):
-            function = node.name
-        if isinstance(node, ast.With | ast.AsyncWith):
-            calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
-            if any(isinstance(call.func, ast.Name) and call.func.id == "reading" for call in calls):
-                return
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            if name in READERS or name.split(".")[-1] in READERS - {"BPE"} or name.startswith("yaml."):
-                found.add(f"{path.relative_to(ROOT / 'relpos_fairseq').as_posix()}:{function}")
-        for child in ast.iter_child_nodes(node):
-            walk(child, function)
-
-    walk(ast.parse(path.read_text(encoding="utf-8")), "")
+    if isinstance(node, ast.FunctionDef):
+        function = node.name
+    if isinstance(node, ast.With | ast.AsyncWith):
+        entered = [getattr(item.context_expr, "func", None) for item in node.items]
+        if any(isinstance(called, ast.Name) and called.id == "reading" for called in entered):
+            return set()
+    found = set().union(*(readers_of(child, function) for child in ast.iter_child_nodes(node)))
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func)
+        if name in READERS or name.split(".")[-1] in READERS - {"BPE"} or name.startswith("yaml."):
+            found.add(function)
     return found
 
 
 def test_no_library_reads_a_file_outside_of_the_boundary() -> None:
-    paths = set((ROOT / "relpos_fairseq").rglob("*.py")) - {ROOT / "relpos_fairseq" / "io" / "reading.py"}
-    assert set().union(*map(readers_of, paths)) == NO_FILE.keys()
+    found = {
+        f"{path}:{function}" for path, tree in parsed() if path != "io/reading.py" for function in readers_of(tree)
+    }
+    assert found == NO_FILE.keys()
 
 
 def test_readers_have_no_other_name() -> None:
     """No import by which the test above would not see a reader."""
-    for path in (ROOT / "relpos_fairseq").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module in ("json", "csv", "yaml"):
-                pytest.fail(f"{path}: import {node.module} whole")
+    modules = ("json", "csv", "yaml")
+    for path, tree in parsed():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                assert node.module not in modules, f"{path}: import {node.module} whole"
             if isinstance(node, ast.Import | ast.ImportFrom):
-                renamed = [
-                    one for one in node.names if one.asname and one.name.split(".")[0] in ("json", "csv", "yaml")
-                ]
-                renamed += [one for one in node.names if one.asname and one.name in READERS]
-                assert not renamed, path
+                renamed = {one.name for one in node.names if one.asname}
+                assert not any(name.split(".")[0] in modules or name in READERS for name in renamed), path

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from helpers import ROOT, USER_DIR
-from relpos_fairseq.cli.main import main as relpos
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -16,53 +15,48 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def test_every_recipe_is_listed_with_what_it_says_first(capsys: pytest.CaptureFixture[str]) -> None:
-    assert relpos(["recipes"]) == 0
-    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    wanted = {name for name in contents(ROOT / "examples") if name.endswith((".yaml", ".sh", ".sbatch", ".py"))}
-    assert set(listed) == wanted
+def test_every_recipe_is_listed_with_what_it_says_first(shell) -> None:
+    listed = dict(line.split(maxsplit=1) for line in shell("recipes").splitlines())
+    assert set(listed) == {name for name in contents(ROOT / "examples") if not name.endswith(".md")}
     assert listed["translation/train.sbatch"] == "Trains a recipe of config/papers on one or several nodes:"
     assert listed["roberta/finetune_mrpc.py"] == "Fine-tune an exported RoBERTa on MRPC with transformers' Trainer."
     assert listed["comparison/corpus.yaml"].startswith("The built-in grammar")
 
 
 @pytest.mark.parametrize(("name", "source"), [("all", ""), ("translation", "translation")])
-def test_copies_are_whole(tmp_path: Path, name: str, source: str) -> None:
+def test_copies_are_whole(shell, tmp_path: Path, name: str, source: str) -> None:
     """A second copy changes nothing, and one over a recipe that was edited is refused."""
     out = tmp_path / "below" / "copy"
     for _ in range(2):
-        assert relpos(["recipes", name, "--out", str(out)]) == 0
+        shell(f"recipes {name} --out below/copy")
         assert len(contents(out)) == len([path for path in out.rglob("*") if path.is_file()])
         assert contents(out) == contents(ROOT / "examples" / source)
     edited = next(out.rglob("tiny.yaml"))
     edited.write_text("mine\n")
-    assert relpos(["recipes", name, "--out", str(out)]) == 2 and edited.read_text() == "mine\n"
+    shell.refused(f"recipes {name} --out below/copy")
+    assert edited.read_text() == "mine\n"
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("line", "said"),
     [
         (
-            ("nope", "--out", "OUT"),
+            "recipes nope --out OUT",
             "there is no folder of recipes nope: name one of all, comparison, language_modeling, ",
         ),
-        (("../tests", "--out", "OUT"), "there is no folder of recipes ../tests: "),
-        (("translation",), "NAME and --out go together"),
-        (("--out", "OUT"), "NAME and --out go together"),
+        ("recipes ../tests --out OUT", "there is no folder of recipes ../tests: "),
+        ("recipes translation", "NAME and --out go together"),
+        ("recipes --out OUT", "NAME and --out go together"),
     ],
 )
-def test_what_cannot_be_copied_is_one_line(given, said, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert relpos(["recipes", *given]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {said}") and not list(tmp_path.iterdir())
+def test_what_cannot_be_copied_is_one_line(shell, tmp_path, line, said) -> None:
+    assert shell.refused(line).startswith(f"error: {said}") and not list(tmp_path.iterdir())
 
 
-def test_an_installation_without_examples_says_so(tmp_path, monkeypatch, capsys) -> None:
+def test_an_installation_without_examples_says_so(shell, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("relpos_fairseq.io.recipes.USER_DIR", tmp_path / "relpos_fairseq")
-    assert relpos(["recipes"]) == 2
-    assert f"{tmp_path / 'relpos_fairseq'} has no examples in it or beside it" in capsys.readouterr().err
+    assert f"{tmp_path / 'relpos_fairseq'} has no examples in it or beside it" in shell.refused("recipes")
 
 
-def test_the_packages_folder_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert relpos(["path"]) == 0
-    assert capsys.readouterr().out == f"{USER_DIR}\n"
+def test_the_packages_folder_is_told(shell) -> None:
+    assert shell("path") == f"{USER_DIR}\n"

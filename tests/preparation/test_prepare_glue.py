@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fairseq.data import Dictionary
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from helpers.folders import contents, prepare, prepare_status
+from helpers.folders import contents, prepare, prepare_status, refused
 from helpers.glue_data import LABELS, LAYOUTS, write_glue, write_tokenizer, write_xnli
 from relpos_fairseq.evaluation import classification
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.lab.comparison.protocols import majority
-from relpos_fairseq.preparation import glue as binarise
 from relpos_fairseq.preparation import glue as stages
 from relpos_fairseq.preparation import glue_tasks
 from relpos_fairseq.preparation.glue_tasks import GLUE, XNLI, chosen_tasks, sources_of
@@ -49,25 +49,19 @@ def arguments(glue: Path, tokenizer: Path, out: Path, *more: str) -> list[str]:
     return [*(str(glue), "--tokenizer-folder", str(tokenizer), "--out", str(out), "--workers", "1"), *more]
 
 
+def table(said: str, task: str) -> dict[str, list[str]]:
+    """The cells behind each split of a task in the table that is printed."""
+    lines = [line.split("|")[1:-1] for line in said.splitlines() if line.startswith(f"| {task}")]
+    rows = [[cell.strip() for cell in line] for line in lines if len(line) == 10]
+    return {split: cells for _, split, *cells in rows}
+
+
 def load(folder: Path, split: str, classes: int):
     """A split as fairseq's task reads it, unshuffled."""
-    from fairseq.tasks.sentence_prediction import SentencePredictionTask
-
-    cfg = Namespace(
-        data=str(folder),
-        num_classes=classes,
-        init_token=0,
-        separator_token=2,
-        no_shuffle=True,
-        shorten_method="none",
-        shorten_data_split_list="",
-        add_prev_output_tokens=False,
-        max_positions=512,
-        regression_target=classes == 1,
-        seed=1,
-        d2v2_multi=False,
-        classification_head_name="head",
-    )
+    names = {"data": str(folder), "classification_head_name": "head", "num_classes": classes}
+    symbols = {"init_token": 0, "separator_token": 2, "add_prev_output_tokens": False, "max_positions": 512}
+    shorten = {"shorten_method": "none", "shorten_data_split_list": "", "no_shuffle": True, "seed": 1}
+    cfg = Namespace(**names, **symbols, **shorten, regression_target=classes == 1, d2v2_multi=False)
     task = SentencePredictionTask.setup_task(cfg)
     return task, task.load_dataset(split)
 
@@ -81,10 +75,9 @@ def test_fairseq_reads_what_the_files_say(glue, prepared, name):
         loaded, dataset = load(prepared / name, split, task.classes)
         rows = list(glue_tasks.read_lines(path))[1 if header else 0 :]
         assert len(dataset) == len(rows)
-        for number, line in enumerate(rows):
+        for line, item in zip(rows, dataset, strict=True):
             fields = line.split("\t")
             parts = [fields[columns.index(part)] for part in ("1", "2") if part in columns]
-            item = dataset[number]
             symbols = loaded.source_dictionary.string(item["net_input.src_tokens"], extra_symbols_to_ignore={-1})
             # fairseq's string() leaves </s> out; <s> it leaves in only if asked.
             assert symbols.split() == " ".join(parts).split()
@@ -119,37 +112,36 @@ def test_xnli_has_a_split_for_every_language(tmp_path, tokenizer, layout):
 
 
 @pytest.mark.parametrize(
-    ("lines", "told", "dropped", "blank"),
+    ("line", "told"),
     [
-        (["", " ", "\t\t\t"], None, 0, 3),
-        (["de"], r"line 14: 1 columns where 4 are expected", 1, 0),
-        (["d"], r"line 14: 1 columns of 4, and the language 'd': this is no row", 1, 0),
-        (["\tneutral\ta cat\ta dog"], r"line 14: 4 columns of 4, and the language '': this is no row", 1, 0),
-        (["zz\tneutral\thalf a r"], r"line 14: 3 columns of 4, and the language 'zz'", 1, 0),
-        (["neutral\tneutral\ta cat\ta dog"], r"line 14: 4 columns of 4, and the language 'neutral'", 1, 0),
-        (["../x\tneutral\ta cat\ta dog"], r"line 14: .* the language '../x'", 1, 0),
-        (["de\tneutral\ta cat"], r"line 14: 3 columns where 4 are expected", 1, 0),
-        (["en\tneutral\ta cat\ta dog\t"], r"line 14: 5 columns where 4 are expected", 1, 0),
-        (["de\t\ta cat\ta dog"], r"line 14: the label is missing", 1, 0),
+        ("\n \n\t\t\t", None),  # three blank lines
+        ("de", r"line 14: 1 columns where 4 are expected"),
+        ("d", r"line 14: 1 columns of 4, and the language 'd': this is no row"),
+        ("\tneutral\ta cat\ta dog", r"line 14: 4 columns of 4, and the language '': this is no row"),
+        ("zz\tneutral\thalf a r", r"line 14: 3 columns of 4, and the language 'zz'"),
+        ("neutral\tneutral\ta cat\ta dog", r"line 14: 4 columns of 4, and the language 'neutral'"),
+        ("../x\tneutral\ta cat\ta dog", r"line 14: .* the language '../x'"),
+        ("de\tneutral\ta cat", r"line 14: 3 columns where 4 are expected"),
+        ("en\tneutral\ta cat\ta dog\t", r"line 14: 5 columns where 4 are expected"),
+        ("de\t\ta cat\ta dog", r"line 14: the label is missing"),
     ],
 )
-def test_what_is_no_row_is_told_or_counted(tmp_path, tokenizer, capsys, lines, told, dropped, blank):
+def test_what_is_no_row_is_told_or_counted(tmp_path, tokenizer, capsys, line, told):
     root = write_xnli(tmp_path / "data", "release")
     path = root / "XNLI" / "xnli.dev.tsv"
-    path.write_text(path.read_text() + "\n".join(lines))  # the last without its end
+    path.write_text(path.read_text() + line)  # without its end
     given = arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli")
-    assert prepare_status("glue", given) == (0 if told is None else 2)
     if told is not None:
-        assert re.search(rf"xnli\.dev\.tsv, {told}", capsys.readouterr().err)
-        prepare("glue", [*given, "--on-bad-row", "drop"])
-    said = capsys.readouterr().out
-    table = [line for line in said.splitlines() if line.startswith("| XNLI") and line.count("|") == 11]
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
-    rows = {split: [int(one) for one in numbers[:3]] for _, split, *numbers in cells}
-    assert rows.keys() == {"train", "valid", "valid_en", "valid_de", "test_en", "test_de"}
-    assert [rows["valid_en"][0], rows["valid_de"][0], rows["train"][0]] == [4, 8, 12]
-    assert rows["valid_en"][1] + rows["valid_de"][1] == dropped and rows["valid_en"][2] + rows["valid_de"][2] == blank
-    counted = dict(one.split(": ") for one in next(row[-1] for row in cells if row[1] == "train").split(", "))
+        assert re.search(rf"xnli\.dev\.tsv, {told}", refused(capsys, "glue", given))
+        given += ["--on-bad-row", "drop"]
+    prepare("glue", given)
+    rows = table(capsys.readouterr().out, "XNLI")
+    numbers = {split: [int(one) for one in cells[:3]] for split, cells in rows.items()}
+    assert numbers.keys() == {"train", "valid", "valid_en", "valid_de", "test_en", "test_de"}
+    assert [numbers["valid_en"][0], numbers["valid_de"][0], numbers["train"][0]] == [4, 8, 12]
+    dropped, blank = (numbers["valid_en"][n] + numbers["valid_de"][n] for n in (1, 2))
+    assert (dropped, blank) == ((0, 3) if told is None else (1, 0))
+    counted = dict(one.split(": ") for one in rows["train"][-1].split(", "))
     assert sum(map(int, counted.values())) == 12 and counted.keys() == set(XNLI.labels)
 
 
@@ -162,10 +154,8 @@ def test_languages_in_capitals_and_files_of_both_releases(tmp_path, tokenizer, c
     (root / "XNLI" / "dev-de.tsv.gz").write_bytes(gzip.compress(b"a cat\ta dog\tneutral\n" * 3))
     given = arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli", "--on-bad-row", "drop")
     prepare("glue", given)
-    said = capsys.readouterr().out
-    table = [line.split("|") for line in said.splitlines() if line.startswith("| XNLI") and line.count("|") == 11]
-    rows = {line[2].strip(): [int(one) for one in line[3:6]] for line in table}
-    assert rows["valid_en"] == [4, 1, 1] and rows["valid_de"] == [1, 0, 0] and rows["valid"] == [4, 1, 1]
+    rows = {split: cells[:3] for split, cells in table(capsys.readouterr().out, "XNLI").items()}
+    assert rows["valid_en"] == rows["valid"] == ["4", "1", "1"] and rows["valid_de"] == ["1", "0", "0"]
 
 
 def test_xtremes_own_files_are_quoted_and_its_test_files_have_no_labels(tmp_path, tokenizer):
@@ -194,8 +184,7 @@ def test_wrong_quotes_are_named(tmp_path, tokenizer, capsys, row):
     path = root / "XNLI" / "dev-en.tsv"
     path.write_text(path.read_text() + row + "\n")
     given = arguments(root, tokenizer, tmp_path / "out", "--tasks", "xnli")
-    assert prepare_status("glue", given) == 2
-    assert f"{path}, line 5: quotes are not as in CSV" in capsys.readouterr().err
+    assert f"{path}, line 5: quotes are not as in CSV" in refused(capsys, "glue", given)
 
 
 def bert_truncation(first: list[int], second: list[int], room: int) -> None:
@@ -210,9 +199,9 @@ def test_shortening_is_berts(first, second, length):
     parts = np.arange(first), np.arange(second)
     expected = list(range(first)), list(range(second))
     bert_truncation(*expected, length - 4)
-    assert tuple(part.tolist() for part in binarise.shorten(parts, length)) == expected
-    assert [part.tolist() for part in binarise.shorten(parts, 0)] == [p.tolist() for p in parts]
-    assert len(binarise.shorten((parts[0],), length)[0]) == min(first, length - 2)
+    assert tuple(part.tolist() for part in stages.shorten(parts, length)) == expected
+    assert [part.tolist() for part in stages.shorten(parts, 0)] == [p.tolist() for p in parts]
+    assert len(stages.shorten((parts[0],), length)[0]) == min(first, length - 2)
 
 
 def test_lengths_are_kept(tmp_path, glue, tokenizer):
@@ -223,7 +212,7 @@ def test_lengths_are_kept(tmp_path, glue, tokenizer):
 
 
 def test_workers_change_nothing(tmp_path, glue, tokenizer, prepared, monkeypatch):
-    monkeypatch.setattr(binarise, "CHUNK", 5)
+    monkeypatch.setattr(stages, "CHUNK", 5)
     tasks = ("MNLI", "STS-B")  # a task has nine pools of processes
     prepare("glue", arguments(glue, tokenizer, tmp_path / "out", "--tasks", ",".join(tasks), "--workers", "3"))
     for task in tasks:
@@ -231,7 +220,7 @@ def test_workers_change_nothing(tmp_path, glue, tokenizer, prepared, monkeypatch
 
 
 def test_interrupted_run_goes_on(tmp_path, glue, tokenizer, prepared, monkeypatch, capsys):
-    original, done = binarise.write_task, []
+    original, done = stages.write_task, []
 
     def interrupted(task, *given):
         if len(done) == 3:
@@ -248,37 +237,28 @@ def test_interrupted_run_goes_on(tmp_path, glue, tokenizer, prepared, monkeypatc
     assert contents(tmp_path / "out", ".stages") == contents(prepared, ".stages")
 
 
-def line_error(number: int, text: str) -> str:
-    return f"train.tsv, line {number}: {text}"
-
-
-BAD = {
-    "column": (0, "index\tsentence1\tlabel", line_error(1, "there is no column 'sentence2'")),
-    "missing": (3, "0\ta cat\ta dog", line_error(4, "3 columns where 4 are expected")),
-    "many": (3, "0\ta cat\tx\ty\tentailment", line_error(4, "5 columns where 4 are expected")),
-    "empty": (3, "0\ta cat\ta dog\t", line_error(4, "the label is missing")),
-    "unknown": (5, "0\ta cat\ta dog\tmaybe", line_error(6, "the label must be one of")),
-    "sentence": (5, "0\t\ta dog\tentailment", line_error(6, "the first sentence is empty")),
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_bad_rows_are_named_or_dropped(tmp_path, glue, tokenizer, capsys, kind):
-    place, line, message = BAD[kind]
-    path = tmp_path / "glue" / "RTE" / "train.tsv"
-    path.parent.mkdir(parents=True)
-    lines = (glue / "RTE" / "train.tsv").read_text().splitlines()
+@pytest.mark.parametrize(
+    ("place", "line", "error"),
+    [
+        (0, "index\tsentence1\tlabel", "line 1: there is no column 'sentence2'"),
+        (3, "0\ta cat\ta dog", "line 4: 3 columns where 4 are expected"),
+        (3, "0\ta cat\tx\ty\tentailment", "line 4: 5 columns where 4 are expected"),
+        (3, "0\ta cat\ta dog\t", "line 4: the label is missing"),
+        (5, "0\ta cat\ta dog\tmaybe", "line 6: the label must be one of"),
+        (5, "0\t\ta dog\tentailment", "line 6: the first sentence is empty"),
+    ],
+)
+def test_bad_rows_are_named_or_dropped(tmp_path, glue, tokenizer, capsys, place, line, error):
+    folder = shutil.copytree(glue / "RTE", tmp_path / "glue" / "RTE")
+    (folder / "test.tsv").unlink()
+    lines = (folder / "train.tsv").read_text().splitlines()
     lines[place] = line
-    path.write_text("\n".join(lines))
-    (path.parent / "dev.tsv.gz").write_bytes((glue / "RTE" / "dev.tsv.gz").read_bytes())
+    (folder / "train.tsv").write_text("\n".join(lines))
     given = arguments(tmp_path / "glue", tokenizer, tmp_path / "out")
-    assert prepare_status("glue", given) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: ") and message in error
+    assert f"train.tsv, {error}" in refused(capsys, "glue", given)
     if place:
-        assert prepare_status("glue", [*given, "--on-bad-row", "drop"]) == 0
-        train = next(row for row in capsys.readouterr().out.splitlines() if "train" in row)
-        assert [cell.strip() for cell in train.split("|")][3:5] == ["19", "1"]
+        prepare("glue", [*given, "--on-bad-row", "drop"])
+        assert table(capsys.readouterr().out, "RTE")["train"][:2] == ["19", "1"]
 
 
 @pytest.mark.parametrize("score", ["7.0", "-1", "nan", "good"])
@@ -287,51 +267,45 @@ def test_scores_are_checked(score):
         glue_tasks._checked_label(score, GLUE["STS-B"])
 
 
-WRONG = {
-    "there is no GLUE task 'WNLY'": ["--tasks", "RTE,WNLY"],
-    "--max-length must be 0 or at least 8": ["--max-length", "3"],
-    "--workers must be >= 1": ["--workers", "0"],
-    "XNLI: there is no folder": ["--tasks", "XNLI"],
-    "give --tokenizer-folder and --out": [],
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_commands_are_one_line(tmp_path, glue, tokenizer, capsys, message):
-    given = arguments(glue, tokenizer, tmp_path / "out", *WRONG[message])
-    if not WRONG[message]:
-        given = [str(glue)]
-    assert prepare_status("glue", given) == 2
-    error = capsys.readouterr().err.strip().splitlines()
-    assert len(error) == 1 and message in error[0]
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("--tasks RTE,WNLY", "there is no GLUE task 'WNLY'"),
+        ("--max-length 3", "--max-length must be 0 or at least 8"),
+        ("--workers 0", "--workers must be >= 1"),
+        ("--tasks XNLI", "XNLI: there is no folder"),
+        (None, "give --tokenizer-folder and --out"),
+    ],
+)
+def test_wrong_commands_are_one_line(tmp_path, glue, tokenizer, capsys, line, error):
+    given = [glue] if line is None else arguments(glue, tokenizer, tmp_path / "out", *line.split())
+    assert error in refused(capsys, "glue", given)
 
 
 def test_a_task_without_its_training_file_is_left_out(tmp_path, glue, tokenizer, capsys):
     """QNLI is handed on without train.tsv in places: the other tasks do not wait for it."""
-    shutil.copytree(glue / "RTE", tmp_path / "RTE")
-    shutil.copytree(glue / "QNLI", tmp_path / "QNLI")
+    for task in ("RTE", "QNLI"):
+        shutil.copytree(glue / task, tmp_path / task)
     (tmp_path / "QNLI" / "train.tsv").unlink()
-    assert prepare_status("glue", arguments(tmp_path, tokenizer, tmp_path / "out")) == 0
+    prepare("glue", arguments(tmp_path, tokenizer, tmp_path / "out"))
     said = capsys.readouterr()
     assert "warning: QNLI is left out: " in said.err and "train.tsv is missing" in said.err
     assert "RTE" in said.out and not (tmp_path / "out" / "QNLI").exists()
-    named = ("--tasks", "QNLI,RTE")
-    assert prepare_status("glue", arguments(tmp_path, tokenizer, tmp_path / "no", *named)) == 2
+    named = arguments(tmp_path, tokenizer, tmp_path / "no", "--tasks", "QNLI,RTE")
+    assert "train.tsv is missing" in refused(capsys, "glue", named)
 
 
 def test_a_missing_file_and_a_foreign_dictionary_are_named(tmp_path, glue, tokenizer, capsys):
     (tmp_path / "RTE").mkdir()
     (tmp_path / "RTE" / "train.tsv").write_text("x")
     given = arguments(tmp_path, tokenizer, tmp_path / "out", "--tasks", "RTE")
-    assert prepare_status("glue", given) == 2
-    assert "dev.tsv is missing" in capsys.readouterr().err
+    assert "dev.tsv is missing" in refused(capsys, "glue", given)
     other = tmp_path / "other"
     other.mkdir()
-    (other / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
+    shutil.copy(tokenizer / "tokenizer.json", other)
     for text, message in (("red 1\n", "lacks"), ("red\n", "line 1: not `SYMBOL COUNT`")):
         (other / "dict.txt").write_text(text)
-        assert prepare_status("glue", arguments(glue, other, tmp_path / "out")) == 2
-        assert message in capsys.readouterr().err
+        assert message in refused(capsys, "glue", arguments(glue, other, tmp_path / "out"))
 
 
 def test_sentences_for_pre_training(tmp_path, glue):

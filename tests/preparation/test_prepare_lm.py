@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import json
 import random
@@ -10,8 +9,10 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,8 +22,8 @@ from hypothesis import strategies as st
 from helpers import folders, processes
 from helpers.commands import call
 from helpers.faulty_server import serve
-from helpers.folders import contents, prepare_status
-from relpos_fairseq.io import files
+from helpers.folders import contents
+from helpers.shell import told
 from relpos_fairseq.io import lines as text_lines
 from relpos_fairseq.io.downloads import RemoteFile
 from relpos_fairseq.io.errors import UserError
@@ -33,6 +34,7 @@ from relpos_fairseq.preparation.lm_encoding import sample_lines
 from relpos_fairseq.text.dictionary import SPECIAL, choose_symbols, read_dictionary, symbol_of
 from relpos_fairseq.text.levels import char_symbol
 
+SPLITS = ("train", "valid", "test")
 WORDS = ["the", "cat", "sat", "on", "mat", "ähnlich", "日本", "don't", "a", "<unk>"]
 
 
@@ -47,13 +49,10 @@ def prepare(out: Path, *arguments: object) -> dict:
     return json.loads((out / "manifest.json").read_text())
 
 
-def refused(capsys, out: Path, *arguments: object) -> str:
-    """Runs a command that must end with one line; returns it."""
-    command = [*map(str, arguments), "--out", str(out)]
-    assert prepare_status("lm", command) == 2
-    said = capsys.readouterr().err.strip()
-    assert said.startswith("error: ") and "\n" not in said
-    return said.removeprefix("error: ")
+@pytest.fixture
+def refuses(capsys) -> Callable[..., str]:
+    """A function that runs what cannot be; its error."""
+    return lambda out, *given: folders.refused(capsys, "lm", [*given, "--out", out]).removeprefix("error: ")
 
 
 def ids(folder: Path, split: str) -> np.ndarray:
@@ -74,13 +73,8 @@ def symbols(folder: Path, split: str) -> list[str]:
 
 def text_of(tokens: list[str]) -> str:
     """The text of character tokens."""
-    signs = {"</s>": "\n", "\u2581": " "}
-
-    def char(token: str) -> str:
-        number = re.fullmatch(r"<U\+([0-9A-F]+)>", token)
-        return chr(int(number[1], 16)) if number else signs.get(token, token)
-
-    return "".join(map(char, tokens))
+    joined = "".join({"</s>": "\n", "\u2581": " "}.get(token, token) for token in tokens)
+    return re.sub(r"<U\+([0-9A-F]+)>", lambda number: chr(int(number[1], 16)), joined)
 
 
 @pytest.fixture
@@ -110,10 +104,8 @@ def test_words_are_fairseqs(text, tmp_path, threshold, words):
     dictionary.finalize(threshold=threshold, nwords=nwords, padding_factor=1)
     dictionary.save(str(tmp_path / "dict.txt"))
     assert (tmp_path / "out" / "dict.txt").read_bytes() == (tmp_path / "dict.txt").read_bytes()
-    expected = []
-    for line in lines:
-        expected += [dictionary.index(symbol_of(word)) for word in tokenize_line(line)]
-        expected.append(dictionary.eos())
+    index, eos = dictionary.index, dictionary.eos()
+    expected = [n for line in lines for n in (*(index(symbol_of(word)) for word in tokenize_line(line)), eos)]
     assert ids(tmp_path / "out", "train").tolist() == expected
     counts = manifest["splits"]["train"]
     assert counts["tokens"] == len(expected) == counts["words"] + counts["lines"]
@@ -123,12 +115,11 @@ def test_words_are_fairseqs(text, tmp_path, threshold, words):
 
 @pytest.mark.slow
 def test_words_are_those_of_the_real_command(text, tmp_path):
-    arguments = ["--only-source", "--trainpref", text, "--destdir", tmp_path / "its"]
-    call("preprocess", *map(str, arguments), "--padding-factor", "8")
+    where = ["--only-source", "--trainpref", str(text), "--destdir", str(tmp_path / "its")]
+    call("preprocess", *where, "--padding-factor", "8")
     prepare(tmp_path / "ours", "--train", text, "--padding-factor", 8)
-    its, ours = contents(tmp_path / "its"), contents(tmp_path / "ours")
     for name in ("dict.txt", "train.bin", "train.idx"):
-        assert ours[name] == its[name]
+        assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "its" / name).read_bytes()
 
 
 ODD = "\ufeffa b\tc\r\nd\u2581e \u00a0\u2028\x0bf\rg\n\n<s> |||\u200d日本語\n no line feed"
@@ -151,9 +142,7 @@ def test_bytes_are_untouched(tmp_path):
     data = bytes(range(256)) * 3 + ODD.encode()
     (tmp_path / "raw").write_bytes(data)
     manifest = prepare(tmp_path / "out", "--train", tmp_path / "raw", "--level", "byte")
-    signs = {"</s>": 10}
-    tokens = symbols(tmp_path / "out", "train")
-    assert bytes(signs[t] if t in signs else int(t) for t in tokens) == data
+    assert bytes(10 if t == "</s>" else int(t) for t in symbols(tmp_path / "out", "train")) == data
     counts = manifest["splits"]["train"]
     assert counts["tokens"] == counts["bytes"] == len(data)
     assert manifest["vocabulary"] == 255 + len(SPECIAL)
@@ -167,12 +156,9 @@ def test_bytes_are_untouched(tmp_path):
 def test_pieces_are_the_text_wherever_they_are_cut(tmp_path_factory, text, size):
     path = tmp_path_factory.mktemp("pieces") / "a"
     path.write_bytes(text.encode())
-    before, text_lines.PART = text_lines.PART, size
-    try:
+    with mock.patch.object(text_lines, "PART", size):
         pieces = list(lm_encoding.read_text([path], "char", "fail"))
         raw = list(lm_encoding.read_text([path], "byte", "fail"))
-    finally:
-        text_lines.PART = before
     joined = "".join(piece.text + "\n" * piece.ends for piece in pieces)
     assert joined == text.removeprefix("\ufeff").replace("\r\n", "\n")
     assert b"".join(piece.text + b"\n" * piece.ends for piece in raw) == text.encode()
@@ -211,36 +197,32 @@ def test_sentencepiece_with_bytes_knows_every_character(text, tmp_path):
 
 @pytest.mark.parametrize("level", ["word", "sentencepiece", "char", "byte"])
 def test_any_number_of_workers_makes_the_same(text, tmp_path, level, monkeypatch):
-    monkeypatch.setattr(lm_encoding, "CHUNK", 500)
     text.write_text("\n\n".join(sentences(5, seed) for seed in range(20)))
     options = ["--text", text, "--shares", "0.8,0.1,0.1", "--level", level, "--vocab-size", 25]
     options += ["--shards", 2, "--documents", "blank"]
     made = []
-    for workers in (1, 3):
-        prepare(tmp_path / str(workers), *options, "--workers", workers)
-        made.append(contents(tmp_path / str(workers), ".stages"))
-    monkeypatch.setattr(lm_encoding, "CHUNK", 1 << 19)
-    prepare(tmp_path / "large", *options, "--workers", 1)
-    assert made[0] == made[1] == contents(tmp_path / "large", ".stages")
+    for workers, size in ((1, 500), (3, 500), (1, 1 << 19)):
+        monkeypatch.setattr(lm_encoding, "CHUNK", size)
+        out = tmp_path / f"{workers}-{size}"
+        prepare(out, *options, "--workers", workers)
+        made.append(contents(out, ".stages"))
+    assert made[0] == made[1] == made[2]
     assert {"manifest.json", "shard0/train.bin", "shard1/dict.txt"} <= set(made[0])
 
 
 @pytest.mark.parametrize("level", ["char", "byte"])
 def test_an_exact_split_loses_nothing(tmp_path, level):
-    (tmp_path / "a").write_text(sentences(30, 1) + "no end")
-    (tmp_path / "b").write_text("日本\n" + sentences(30, 2))
-    out = tmp_path / "out"
-    options = ["--text", tmp_path / "a", tmp_path / "b", "--level", level, "--shares", "0.7,0.2,0.1"]
-    manifest = prepare(out, *options)
-    whole = (tmp_path / "a").read_bytes() + (tmp_path / "b").read_bytes()
+    texts, out = [tmp_path / "a", tmp_path / "b"], tmp_path / "out"
+    texts[0].write_text(sentences(30, 1) + "no end")
+    texts[1].write_text("日本\n" + sentences(30, 2))
+    manifest = prepare(out, "--text", *texts, "--level", level, "--shares", "0.7,0.2,0.1")
+    whole = b"".join(path.read_bytes() for path in texts)
     total = len(whole) if level == "byte" else len(whole.decode())
-    parts = [manifest["splits"][split]["tokens"] for split in ("train", "valid", "test")]
+    parts = [manifest["splits"][split]["tokens"] for split in SPLITS]
     assert parts == [total * 7 // 10, total * 9 // 10 - total * 7 // 10, total - total * 9 // 10]
-    files = [(out / "text" / f"{split}.txt").read_bytes() for split in ("train", "valid", "test")]
-    assert b"".join(files) == whole
+    assert b"".join((out / "text" / f"{split}.txt").read_bytes() for split in SPLITS) == whole
     if level == "char":
-        read = [text_of(symbols(out, split)) for split in ("train", "valid", "test")]
-        assert "".join(read) == whole.decode()
+        assert "".join(text_of(symbols(out, split)) for split in SPLITS) == whole.decode()
 
 
 def test_a_split_by_lines(text, tmp_path):
@@ -325,64 +307,60 @@ def test_characters_of_valid_are_in_the_dictionary(tmp_path):
     assert manifest["splits"]["valid"]["unknown"] == 0
 
 
-def test_a_character_outside_a_given_dictionary(tmp_path, capsys):
+def test_a_character_outside_a_given_dictionary(tmp_path, refuses):
     (tmp_path / "dict.txt").write_text("a 2\nb 1\n")
     (tmp_path / "t").write_text("ab\n\nbaab\u00a0a\n")
     options = ["--test", tmp_path / "t", "--dict", tmp_path / "dict.txt"]
     for workers in (1, 2):
-        said = refused(capsys, tmp_path / "out", *options, "--level", "char", "--workers", workers)
+        said = refuses(tmp_path / "out", *options, "--level", "char", "--workers", workers)
         assert said.startswith(f"{tmp_path}/t, line 3, character 5: '\\xa0' (U+00A0) is not in the dic")
     assert not (tmp_path / "out" / "test.bin").exists()
     assert prepare(tmp_path / "words", *options)["splits"]["test"]["unknown"] == 2
 
 
-def test_bad_lines(tmp_path, capsys):
+@pytest.mark.parametrize("level", ["word", "char"])
+def test_bad_lines(tmp_path, refuses, level):
     (tmp_path / "t").write_bytes(b"good\nb\xffd\ngood\n")
-    for level in ("word", "char"):
-        options = ["--train", tmp_path / "t", "--level", level]
-        said = refused(capsys, tmp_path / level, *options)
-        assert said.startswith(f"{tmp_path}/t, line 2: invalid UTF-8")
-        made = prepare(tmp_path / level, *options, "--on-bad-line", "drop")["splits"]["train"]
-        assert made["lines"] == 2 and made["dropped: invalid_utf8"] == 1
+    options = ["--train", tmp_path / "t", "--level", level]
+    assert refuses(tmp_path, *options).startswith(f"{tmp_path}/t, line 2: invalid UTF-8")
+    made = prepare(tmp_path, *options, "--on-bad-line", "drop")["splits"]["train"]
+    assert made["lines"] == 2 and made["dropped: invalid_utf8"] == 1
 
 
-BAD = {
-    "either --train": [],
-    "give either --train/--valid/--test, or --text, or --corpus": ["--train", "T", "--text", "T"],
-    "--shares and --text belong together": ["--text", "T"],
-    "without --train there must be --dict": ["--valid", "T"],
-    "missing does not exist: give a file that does": ["--train", "missing"],
-    "the split valid is empty": ["--train", "T", "--valid", "EMPTY"],
-    "no unit at all": ["--train", "EMPTY"],
-    "sentencepiece cannot be trained": ["--train", "EMPTY", "--level", "sentencepiece"],
-    "cannot make 5000 pieces of this text": [*("--train", "T", "--level", "sentencepiece", "--vocab-size", "5000")],
-    "has not so many, so --vocab-size must be smaller: at most": [
-        *("--train", "T", "--level", "sentencepiece", "--vocab-size", "5000")
-    ],
-    "so --vocab-size must be larger: at least": [*("--train", "T", "--level", "sentencepiece", "--vocab-size", "5")],
-    "too short for 900 shards": ["--train", "T", "--shards", "900"],
-    "--shares leaves train empty: the text has 200 lines": ["--text", "T", "--shares", "0.001,0.999"],
-    "--workers must be >= 1, got 0": ["--train", "T", "--workers", "0"],
-    "--threshold must be >= 0, got -1": ["--train", "T", "--threshold", "-1"],
-    "lower --threshold": ["--train", "T", "--threshold", "100000"],
-    "the dictionary is fixed": ["--train", "T", "--level", "byte", "--words", "3"],
-    "--dict is used as it is": ["--train", "T", "--dict", "T", "--words", "3"],
-    "line 1: not `SYMBOL COUNT`": ["--train", "T", "--dict", "T"],
-    "is not a sentencepiece model": [
-        *("--test", "T", "--dict", "D", "--level", "sentencepiece", "--sentencepiece", "T")
-    ],
-    "--character-coverage must be above 0 and <= 1, got 2.0": ["--train", "T", "--character-coverage", "2"],
+BAD = {  # of files: text, empty, dict
+    "": "either --train",
+    "--train text --text text": "give either --train/--valid/--test, or --text, or --corpus",
+    "--text text": "--shares and --text belong together",
+    "--valid text": "without --train there must be --dict",
+    "--train missing": "missing does not exist: give a file that does",
+    "--train text --valid empty": "the split valid is empty",
+    "--train empty": "no unit at all",
+    "--train empty --level sentencepiece": "sentencepiece cannot be trained",
+    "--train text --level sentencepiece --vocab-size 5000": "cannot make 5000 pieces of this text...has not so many, "
+    "so --vocab-size must be smaller: at most",
+    "--train text --level sentencepiece --vocab-size 5": "so --vocab-size must be larger: at least",
+    "--train text --shards 900": "too short for 900 shards",
+    "--text text --shares 0.001,0.999": "--shares leaves train empty: the text has 200 lines",
+    "--train text --workers 0": "--workers must be >= 1, got 0",
+    "--train text --threshold -1": "--threshold must be >= 0, got -1",
+    "--train text --threshold 100000": "lower --threshold",
+    "--train text --level byte --words 3": "the dictionary is fixed",
+    "--train text --dict text --words 3": "--dict is used as it is",
+    "--train text --dict text": "line 1: not `SYMBOL COUNT`",
+    "--test text --dict dict --level sentencepiece --sentencepiece text": "is not a sentencepiece model",
+    "--train text --character-coverage 2": "--character-coverage must be above 0 and <= 1, got 2.0",
 }
 
 
-@pytest.mark.parametrize("message", BAD)
-def test_bad_input_is_one_line(text, tmp_path, capsys, message):
-    names = {"T": text, "EMPTY": tmp_path / "empty", "D": tmp_path / "dict.txt"}
-    names["EMPTY"].write_text("")
-    names["D"].write_text("a 1\n")
-    assert message in refused(capsys, tmp_path / "out", *(names.get(a, a) for a in BAD[message]))
-    made = {path.name for path in (tmp_path / "out").rglob("*.bin")}
-    assert made == ({"train.bin"} if "valid" in message and "empty" in message else set())
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_is_one_line(text, tmp_path, refuses, monkeypatch, line):
+    monkeypatch.chdir(tmp_path)
+    text.rename("text")
+    Path("empty").touch()
+    Path("dict").write_text("a 1\n")
+    assert re.search(told(BAD[line]), refuses("out", *line.split()))
+    made = {path.name for path in Path("out").rglob("*.bin")}
+    assert made == ({"train.bin"} if "--valid empty" in line else set())
 
 
 @pytest.mark.parametrize("text", ["1", "0.5,0.6", "a,b", "0.5,0.5,0,0", "1.5,-0.5", "1/0,1", ""])
@@ -412,55 +390,52 @@ def test_a_sample_is_bounded_and_in_order(count, size, seed):
     assert chosen == sample_lines(iter(pieces), size, seed)
 
 
-def corpus(tmp_path: Path, monkeypatch, name: str, members: dict[str, bytes]) -> Path:
-    """An archive in place of a published corpus, and the folder that has it."""
-    real = corpora.CORPORA[name]
-    folder = tmp_path / "archives"
-    folder.mkdir()
-    with zipfile.ZipFile(folder / real.archive.filename, "w") as file:
-        for member, data in members.items():
-            file.writestr(member, data)
-    source = RemoteFile(name, real.archive.urls, real.archive.filename)
-    changed = corpora.PublishedCorpus(source, real.members, real.level, real.split)
-    monkeypatch.setitem(corpora.CORPORA, name, changed)
-    return folder
+@pytest.fixture
+def published(tmp_path, monkeypatch) -> Callable[..., Path]:
+    """A function that puts an archive in the place of a corpus's; it returns the archive's folder."""
+
+    def publish(name: str, members: dict[str, bytes]) -> Path:
+        real, folder = corpora.CORPORA[name], tmp_path / "archives"
+        folder.mkdir()
+        with zipfile.ZipFile(folder / real.archive.filename, "w") as file:
+            for member, data in members.items():
+                file.writestr(member, data)
+        source = RemoteFile(name, real.archive.urls, real.archive.filename)
+        monkeypatch.setitem(corpora.CORPORA, name, replace(real, archive=source))
+        return folder
+
+    return publish
 
 
-def test_wikitext_from_a_folder(tmp_path, monkeypatch):
-    data = {f"wikitext-2/wiki.{split}.tokens": HEADINGS.encode() for split in ("train", "valid", "test")}
-    folder = corpus(tmp_path, monkeypatch, "wikitext-2", data)
-    options = ["--corpus", "wikitext-2", "--from-dir", folder, "--documents", "heading"]
-    manifest = prepare(tmp_path / "out", *options)
-    assert set(manifest["splits"]) == {"train", "valid", "test"}
+def test_wikitext_from_a_folder(tmp_path, published):
+    folder = published("wikitext-2", {f"wikitext-2/wiki.{split}.tokens": HEADINGS.encode() for split in SPLITS})
+    manifest = prepare(tmp_path / "out", "--corpus", "wikitext-2", "--from-dir", folder, "--documents", "heading")
+    assert set(manifest["splits"]) == {*SPLITS}
     assert manifest["splits"]["test"]["documents"] == 3  # the first line's, and two titles
     assert "archive 0: wikitext-2-v1.zip" in manifest["inputs"]
 
 
-def test_downloads_go_where_they_are_told(tmp_path, monkeypatch):
-    data = {f"wikitext-2/wiki.{s}.tokens": b"some text\n" for s in ("train", "valid", "test")}
-    archives = corpus(tmp_path, monkeypatch, "wikitext-2", data)
+def test_downloads_go_where_they_are_told(tmp_path, published, monkeypatch):
+    archives = published("wikitext-2", {f"wikitext-2/wiki.{split}.tokens": b"some text\n" for split in SPLITS})
     downloads = tmp_path / "a, b"  # fairseq ends paths at commas; here none ends
     changed = corpora.CORPORA["wikitext-2"]
     name = changed.archive.filename
     with serve() as server:
         source = replace(changed.archive, urls=[server.put(name, (archives / name).read_bytes())])
         monkeypatch.setitem(corpora.CORPORA, "wikitext-2", replace(changed, archive=source))
-        out = tmp_path / "out, too"
-        manifest = prepare(out, "--corpus", "wikitext-2", "--downloads", downloads, "--yes")
+        manifest = prepare(tmp_path / "out, too", "--corpus", "wikitext-2", "--downloads", downloads, "--yes")
     assert (downloads / name).is_file()
     assert manifest["splits"]["train"]["tokens"] == 3 and str(downloads) not in str(manifest)
 
 
-def test_enwik8_is_split_as_everybody_does(tmp_path, monkeypatch, capsys):
-    data = ("<page>日本</page>\n" * 5000).encode()[:100_000]
-    folder = corpus(tmp_path, monkeypatch, "enwik8", {"enwik8": data})
-    manifest = prepare(tmp_path / "out", "--corpus", "enwik8", "--from-dir", folder)
+def test_enwik8_is_split_as_everybody_does(tmp_path, published, refuses, monkeypatch):
+    options = ["--corpus", "enwik8", "--from-dir"]
+    options.append(published("enwik8", {"enwik8": ("<page>日本</page>\n" * 5000).encode()[:100_000]}))
+    manifest = prepare(tmp_path / "out", *options)
     assert [found["tokens"] for found in manifest["splits"].values()] == [5000, 90_000, 5000]
     assert manifest["level"] == "byte"
     monkeypatch.undo()
-    options = ["--corpus", "enwik8", "--from-dir", folder]
-    assert prepare_status("lm", [*map(str, options), "--out", str(tmp_path / "real")]) == 2
-    assert "enwik8.zip has" in capsys.readouterr().err  # not the published file
+    assert "enwik8.zip has" in refuses(tmp_path / "real", *options)  # not the published file
 
 
 def test_published_hashes_are_hashes():
@@ -475,15 +450,13 @@ def test_real_text(shared_data, tmp_path, capsys):
     manifest = prepare(tmp_path / "chars", *options, "--documents", "blank")
     with gzip.open(text, "rt", encoding="utf-8", newline="\n") as file:
         whole = file.read()
-    read = [text_of(symbols(tmp_path / "chars", split)) for split in ("train", "valid", "test")]
-    assert "".join(read) == whole and len(whole) == 1_115_394
+    assert "".join(text_of(symbols(tmp_path / "chars", split)) for split in SPLITS) == whole
+    assert len(whole) == 1_115_394
     assert manifest["vocabulary"] == 64 + len(SPECIAL)  # 65 characters, one of them </s>
     assert "| train   | 1,003,854 |" in capsys.readouterr().out
-    manifest = prepare(
-        *(tmp_path / "words", "--text", shared_data / "lm" / "wikitext2.valid.txt.gz"),
-        *("--shares", "0.9,0.1", "--documents", "heading"),
-    )
-    counts = manifest["splits"]
+    text = shared_data / "lm" / "wikitext2.valid.txt.gz"
+    options = ["--text", text, "--shares", "0.9,0.1", "--documents", "heading"]
+    counts = prepare(tmp_path / "words", *options)["splits"]
     assert counts["train"]["tokens"] + counts["valid"]["tokens"] == 217_646  # as published
     assert counts["train"]["documents"] + counts["valid"]["documents"] == 62
 
@@ -495,19 +468,8 @@ def test_killed_at_any_moment_and_run_again(tmp_path, seed):
     text.write_text("\n\n".join(sentences(50, n) for n in range(300)))
     options = ["--text", text, "--shares", "0.8,0.1,0.1", "--documents", "blank", "--shards", 2]
     prepare(tmp_path / "undisturbed", *options, "--workers", 1)
-    command = [
-        sys.executable,
-        "-m",
-        "relpos_fairseq.cli",
-        "prepare",
-        "lm",
-        *options,
-        "--out",
-        tmp_path / "out",
-        "--workers",
-        2,
-    ]
-    command = [str(part) for part in command]
+    command = [sys.executable, "-m", "relpos_fairseq.cli", "prepare", "lm", *options]
+    command = [str(part) for part in [*command, "--out", tmp_path / "out", "--workers", 2]]
     chance = random.Random(seed)
     for _ in range(4):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -518,24 +480,3 @@ def test_killed_at_any_moment_and_run_again(tmp_path, seed):
             process.communicate(timeout=60)
     assert processes.run(command).returncode == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
-
-
-def test_a_full_disk_and_then_room(text, tmp_path, capsys, monkeypatch):
-    real, written = files.sync, []
-
-    def full(path):
-        written.append(path)
-        if "valid.bin" in path.name:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(path)
-
-    monkeypatch.setattr(files, "sync", full)
-    options = ["--train", text, "--valid", text]
-    said = refused(capsys, tmp_path / "out", *options)
-    assert said.startswith("no space left on the disk") and str(tmp_path / "out/valid.bin") in said
-    assert not list((tmp_path / "out").rglob("*valid*"))
-    monkeypatch.undo()
-    prepare(tmp_path / "out", *options)
-    assert capsys.readouterr().out.count("unchanged") == 2  # the dictionary, train
-    prepare(tmp_path / "new", *options)
-    assert contents(tmp_path / "out") == contents(tmp_path / "new")

@@ -7,8 +7,6 @@ import gzip
 import itertools
 import json
 import random
-import subprocess
-import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -19,8 +17,9 @@ from fairseq.data import Dictionary, TokenBlockDataset, data_utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import processes
-from helpers.folders import contents, parsed, prepare, prepare_status
+from helpers.commands import call
+from helpers.folders import contents, parsed, prepare, prepare_status, refused
+from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.preparation import documents, mlm
 from relpos_fairseq.preparation.documents import document_spans, pack
@@ -32,15 +31,10 @@ SYLLABLES = ["ka", "lo", "mi", "ne", "tu", "ra", "si", "po", "ge", "du"]
 DOCUMENTS = {"aa": 40, "bb": 10}
 
 
-def checked(arguments):
-    """The settings of a command line."""
-    return check_mlm(parsed("prepare mlm", arguments))
-
-
-def write_text(folder: Path) -> dict[str, Path]:
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> dict[str, Path]:
     """Two languages; a document's sentences all begin with its own name."""
-    generator = random.Random(5)
-    paths = {}
+    folder, generator, paths = tmp_path_factory.mktemp("text"), random.Random(5), {}
     for language, count in DOCUMENTS.items():
         lines = []
         for number in range(count):
@@ -55,17 +49,9 @@ def write_text(folder: Path) -> dict[str, Path]:
 
 def arguments(out: Path, paths: dict[str, Path], *more: str) -> list[str]:
     named = [f"{language}={path}" for language, path in paths.items()]
-    if "--tokenizer-folder" not in more:
-        more = ("--vocab-size", "300", *more)
-    return [
-        *("--out", str(out), "--train", *named, "--workers", "1"),
-        *("--hold-out", "0.2", "--tokens-per-sample", "40", "--alpha", "0.5", *more),
-    ]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> dict[str, Path]:
-    return write_text(tmp_path_factory.mktemp("text"))
+    size = () if "--tokenizer-folder" in more else ("--vocab-size", "300")
+    sizes = ("--hold-out", "0.2", "--tokens-per-sample", "40", "--alpha", "0.5")
+    return ["--out", str(out), "--train", *named, "--workers", "1", *sizes, *size, *more]
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +71,8 @@ def items(folder: Path, split: str) -> list[list[str]]:
 def sentences(folder: Path, split: str) -> list[list[str]]:
     """Text of the sentences of every item."""
     tokenizer = assets.Vocabulary(folder).tokenizer
-    found = []
-    for item in items(folder, split):
-        groups = itertools.groupby(item, key=lambda symbol: symbol == "</s>")
-        found.append([tokenizer.decode(list(group)).strip() for end, group in groups if not end])
-    return found
+    groups = [itertools.groupby(item, key=lambda symbol: symbol == "</s>") for item in items(folder, split)]
+    return [[tokenizer.decode(list(group)).strip() for end, group in one if not end] for one in groups]
 
 
 def test_blocks_are_full_sentences_of_one_document(prepared, text):
@@ -137,39 +120,35 @@ def test_copies_average_the_factor_and_depend_on_the_document_alone(factor, seed
 
 
 def test_word_starts_mark_the_words_of_the_text(prepared):
-    from relpos_fairseq.text.assets import word_starts
-
     folder = prepared / "data-bin"
     dictionary = Dictionary.load(str(folder / "dict.txt"))
-    flags = word_starts(folder, dictionary).tolist()
+    flags = assets.word_starts(folder, dictionary).tolist()
     assert len((folder / "word_starts.txt").read_text().splitlines()) == len(dictionary)
     tokenizer = assets.Vocabulary(folder).tokenizer
     for item, block in zip(items(folder, "valid"), sentences(folder, "valid"), strict=True):
-        words, current = [], None
+        words = []
         for symbol in item:
             if flags[dictionary.index(symbol)]:
-                current = []
-                words.append(current)
-            current.append(symbol)
+                words.append([])
+            words[-1].append(symbol)
         spoken = [tokenizer.decode(word).strip() for word in words if word != ["</s>"]]
         assert spoken == [word for sentence in block for word in sentence.split()]
 
 
 def test_shards_share_the_documents(tmp_path, text, prepared):
-    prepare("mlm", arguments(tmp_path / "out", text, "--shards", "3"))
-    folder = tmp_path / "out" / "data-bin"
-    shards = [sentences(folder / f"shard{n}", "train") for n in range(3)]
-    found = Counter(s for shard in shards for block in shard for s in block)
-    whole = Counter(s for block in sentences(prepared / "data-bin", "train") for s in block)
-    assert found == whole
+    prepare("mlm", arguments(tmp_path, text, "--shards", "3"))
+    shards = [tmp_path / "data-bin" / f"shard{n}" for n in range(3)]
+    found = Counter(s for shard in shards for block in sentences(shard, "train") for s in block)
+    assert found == Counter(s for block in sentences(prepared / "data-bin", "train") for s in block)
     for name in ("dict.txt", "word_starts.txt", "tokenizer.json"):
-        assert {(folder / f"shard{n}" / name).read_bytes() for n in range(3)}.__len__() == 1
-    assert (folder / "shard0" / "valid.idx").exists()
+        assert len({(shard / name).read_bytes() for shard in shards}) == 1
+    assert (shards[0] / "valid.idx").exists()
 
 
 def test_copies_of_a_document_lie_in_different_shards(tmp_path):
     (tmp_path / "text").write_text("a\n")
-    given = checked(["--out", str(tmp_path), "--train", str(tmp_path / "text"), "--shards", "2"])
+    line = ["--out", str(tmp_path), "--train", str(tmp_path / "text"), "--shards", "2"]
+    given = check_mlm(parsed("prepare mlm", line))
     choose = partial(mlm.MlmPreparation(given).choose, given.sources[0], 50)
     chosen = [choose("train", shard, {"text": 2.0}) for shard in range(2)]
     held_out = choose("valid", 0, {"text": 2.0})
@@ -178,10 +157,9 @@ def test_copies_of_a_document_lie_in_different_shards(tmp_path):
 
 
 def test_unpacked_is_what_fairseq_packs_alike(tmp_path, text, prepared):
-    prepare("mlm", arguments(tmp_path / "out", text, "--pack", "none"))
-    folder = tmp_path / "out" / "data-bin"
-    dictionary = Dictionary.load(str(folder / "dict.txt"))
-    dataset = data_utils.load_indexed_dataset(str(folder / "train"), dictionary)
+    prepare("mlm", arguments(tmp_path, text, "--pack", "none"))
+    dictionary = Dictionary.load(str(tmp_path / "data-bin" / "dict.txt"))
+    dataset = data_utils.load_indexed_dataset(str(tmp_path / "data-bin" / "train"), dictionary)
     blocks = TokenBlockDataset(dataset, dataset.sizes, 39, pad=1, eos=2, break_mode="complete_doc")
     ours = items(prepared / "data-bin", "train")
     assert [[dictionary[int(i)] for i in block] for block in blocks] == ours
@@ -192,12 +170,10 @@ def naive_pack(document: list[list[int]], room: int) -> list[list[int]]:
     for sentence in document:
         if blocks[-1] and len(blocks[-1]) + len(sentence) > room:
             blocks.append([])
-        rest = sentence
-        while len(rest) > room:
-            blocks[-1] = rest[:room]
-            blocks.append([])
-            rest = rest[room:]
-        blocks[-1] = blocks[-1] + rest
+        for start in range(0, len(sentence), room):
+            blocks[-1] = blocks[-1] + sentence[start : start + room]
+            if start + room < len(sentence):
+                blocks.append([])
     return [block for block in blocks if block]
 
 
@@ -237,56 +213,33 @@ def test_interrupted_run_goes_on_to_the_same_files(tmp_path, text, prepared, mon
         original(self, *given)
         raise KeyboardInterrupt
 
-    out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(mlm.MlmPreparation, stage, interrupted)
-        assert prepare_status("mlm", arguments(out, text)) == 130
-    assert not (out / "manifest.json").exists()
-    assert prepare_status("mlm", arguments(out, text)) == 0
-    assert contents(out, ".stages") == contents(prepared, ".stages")
+        assert prepare_status("mlm", arguments(tmp_path, text)) == 130
+    assert not (tmp_path / "manifest.json").exists()
+    prepare("mlm", arguments(tmp_path, text))
+    assert contents(tmp_path, ".stages") == contents(prepared, ".stages")
 
 
-@pytest.mark.slow
-def test_killed_run_goes_on_to_the_same_files(tmp_path, text, prepared):
-    out = tmp_path / "out"
-    command = [sys.executable, "-u", "-m", "relpos_fairseq.cli", "prepare", "mlm"]
-    command += arguments(out, text, "--workers", "2")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:  # ends at the end of the file
-            if line.startswith("[4/"):
-                process.kill()
-                break
-        process.stdout.read()
-    assert not (out / "manifest.json").exists()
-    done = processes.run(command)
-    assert done.returncode == 0, done.stderr
-    assert "tokenizer ... unchanged" in done.stdout
-    assert contents(out, ".stages") == contents(prepared, ".stages")
+def test_second_run_does_nothing_and_another_length_only_what_it_must(tmp_path, text, capsys):
+    for more, unchanged in (((), 0), ((), 6), (("--tokens-per-sample", "60"), 5)):
+        prepare("mlm", arguments(tmp_path, text, *more))
+        assert capsys.readouterr().out.count("unchanged") == unchanged
 
 
-def test_second_run_does_nothing_and_another_alpha_only_what_it_must(tmp_path, text, prepared, capsys):
-    out = tmp_path / "out"
-    prepare("mlm", arguments(out, text))
-    capsys.readouterr()
-    prepare("mlm", arguments(out, text))
-    assert capsys.readouterr().out.count("unchanged") == 6
-    prepare("mlm", arguments(out, text, "--tokens-per-sample", "60"))
-    assert capsys.readouterr().out.count("unchanged") == 5
-
-
-READINGS = {
-    "blank": ["a b. C d.", None, "e", "f", None],
-    "line": ["a b. C d.", None, "e", None, "f", None],
-    "file": ["a b. C d.", "e", "f", None],
-    "^e": ["a b. C d.", None, "e", "f", None],
-}
-
-
-@pytest.mark.parametrize("boundary", READINGS)
-def test_what_ends_a_document(tmp_path, boundary):
+@pytest.mark.parametrize(
+    ("boundary", "read"),
+    [
+        ("blank", ["a b. C d.", None, "e", "f", None]),
+        ("line", ["a b. C d.", None, "e", None, "f", None]),
+        ("file", ["a b. C d.", "e", "f", None]),
+        ("^e", ["a b. C d.", None, "e", "f", None]),
+    ],
+)
+def test_what_ends_a_document(tmp_path, boundary, read):
     path = tmp_path / "text"
     path.write_bytes("\ufeffa b. C d.\r\n\r\n\n  \ne\nf".encode())
-    assert list(documents.read_stream(path, Reading(boundary))) == READINGS[boundary]
+    assert list(documents.read_stream(path, Reading(boundary))) == read
 
 
 def test_json_lines_of_c4(tmp_path):
@@ -294,19 +247,12 @@ def test_json_lines_of_c4(tmp_path):
     path = tmp_path / "c4-train.00000-of-01024.json.gz"
     texts = ["First line. Two.\n\n Second line\u2028x", " \n", "Another"]
     objects = [{"text": text, "timestamp": "2019", "url": "https://a"} for text in texts]
-    with gzip.open(path, "wt") as file:
-        file.write("".join(f"{json.dumps(one)}\n" for one in objects) + "\n")
+    path.write_bytes(gzip.compress(("".join(f"{json.dumps(one)}\n" for one in objects) + "\n").encode()))
     counts = Counter()
-    assert list(documents.read_stream(path, Reading("json"), counts)) == [
-        "First line. Two.",
-        "Second line\u2028x",
-        None,
-        "Another",
-        None,
-    ]
+    stream = list(documents.read_stream(path, Reading("json"), counts))
+    assert stream == ["First line. Two.", "Second line\u2028x", None, "Another", None]
     assert (counts["documents"], counts["sentences"]) == (2, 3)
-    split = documents.read_stream(path, Reading("json", "split"))
-    assert next(split) == "First line."
+    assert next(documents.read_stream(path, Reading("json", "split"))) == "First line."
 
 
 @pytest.mark.parametrize("line", ["plain", "[1]", '{"body": "x"}', '{"text": 3}', "[" * 99999])
@@ -323,17 +269,8 @@ def test_sentences_are_split_and_nothing_is_lost(tmp_path):
     path.write_text(line)
     counts = Counter()
     stream = list(documents.read_stream(path, Reading(sentences="split"), counts))
-    assert stream == [
-        'He said "Go."',
-        "Then he left.",
-        "It cost 3.5 e.g. in Rome.",
-        "OK?",
-        "你好。",
-        "我很好！",
-        "“是。”",
-        "他说。",
-        None,
-    ]
+    english = ['He said "Go."', "Then he left.", "It cost 3.5 e.g. in Rome.", "OK?"]
+    assert stream == [*english, "你好。", "我很好！", "“是。”", "他说。", None]
     assert counts == {"lines": 1, "sentences": 8, "documents": 1, "characters": len(line) - 4}
 
 
@@ -349,69 +286,61 @@ def test_text_without_pieces_is_no_end_of_a_document(tmp_path, prepared):
 
 def test_dictionary_is_fairseqs(prepared):
     path = prepared / "data-bin" / "dict.txt"
-    dictionary = Dictionary.load(str(path))
-    assert assets.Vocabulary(path.parent).ids == dictionary.indices
+    assert assets.Vocabulary(path.parent).ids == Dictionary.load(str(path)).indices
 
 
 def test_sentencepiece_of_several_languages(tmp_path, text):
-    more = ["--train-tokenizer", "sentencepiece", "--vocab-size", "80", "--character-coverage", "1.0"]
-    prepare("mlm", arguments(tmp_path / "out", text, *more))
-    folder = tmp_path / "out" / "data-bin"
+    def made(name: str, paths: dict[str, Path], *more: str) -> Path:
+        prepare("mlm", arguments(tmp_path / name, paths, *more))
+        return tmp_path / name / "data-bin"
+
+    sizes = ["--vocab-size", "80", "--character-coverage", "1.0"]
+    folder = made("out", text, "--train-tokenizer", "sentencepiece", *sizes)
     assert (folder / "sentencepiece.model").exists()
     lines = {line for path in text.values() for line in path.read_text().splitlines()}
     assert all(s in lines for block in sentences(folder, "valid") for s in block)
-    again = ["--tokenizer-folder", str(folder)]
-    prepare("mlm", arguments(tmp_path / "again", text, *again))
-    assert items(tmp_path / "again" / "data-bin", "train") == items(folder, "train")
+    assert items(made("again", text, "--tokenizer-folder", str(folder)), "train") == items(folder, "train")
     # The tokenizer of another data-bin brings nothing else of it along.
-    fewer = {"aa": text["aa"]}
-    prepare("mlm", arguments(tmp_path / "fewer", fewer, *again))
-    found = sentences(tmp_path / "fewer" / "data-bin", "train")
-    assert all(s.startswith("aa") for block in found for s in block)
+    fewer = made("fewer", {"aa": text["aa"]}, "--tokenizer-folder", str(folder))
+    assert all(s.startswith("aa") for block in sentences(fewer, "train") for s in block)
 
 
 BAD = {
-    "there is no file": ["--train", "nowhere.txt"],
-    "line 1: invalid UTF-8": ["--train", "LATIN"],
-    "has no text": ["--train", "EMPTY"],
-    "--alpha must be >= 0 and <= 1, got 2.0": ["--alpha", "2"],
-    "--hold-out must be between 0 and 1": ["--hold-out", "1"],
-    "left no document for validation": ["--hold-out", "0.000001"],
-    "--tokens-per-sample must be >= 8": ["--tokens-per-sample", "4"],
-    "fewer training documents than --shards 999": ["--shards", "999"],
-    "--lowercase belongs to --train-tokenizer wordpiece": ["--lowercase"],
-    "--character-coverage belongs": ["--character-coverage", "1"],
-    "documents must be blank, line, file": ["--documents", "("],
-    "--vocab-size belongs to a tokenizer that is trained": ["--tokenizer-folder", ".", "--vocab-size", "90"],
-    "--train-tokenizer belongs to a tokenizer that is trained": ["--tokenizer-folder", ".", "--train-tokenizer", "bpe"],
-    "--hold-out and --valid": ["--valid", "EMPTY"],
-    "no tokenizer in": ["--tokenizer-folder", "."],
-    "byte-level BPE needs a vocab_size of": ["--vocab-size", "40"],
+    "--train nowhere.txt": "there is no file",
+    "--train LATIN": "line 1: invalid UTF-8",
+    "--train EMPTY": "has no text",
+    "--alpha 2": "--alpha must be >= 0 and <= 1, got 2.0",
+    "--hold-out 1": "--hold-out must be between 0 and 1",
+    "--hold-out 0.000001": "left no document for validation",
+    "--tokens-per-sample 4": "--tokens-per-sample must be >= 8",
+    "--shards 999": "fewer training documents than --shards 999",
+    "--lowercase": "--lowercase belongs to --train-tokenizer wordpiece",
+    "--character-coverage 1": "--character-coverage belongs",
+    "--documents (": "documents must be blank, line, file",
+    "--tokenizer-folder . --vocab-size 90": "--vocab-size belongs to a tokenizer that is trained",
+    "--tokenizer-folder . --train-tokenizer bpe": "--train-tokenizer belongs to a tokenizer that is trained",
+    "--valid EMPTY": "--hold-out and --valid",
+    "--tokenizer-folder .": "no tokenizer in",
+    "--vocab-size 40": "byte-level BPE needs a vocab_size of",
 }
 
 
-@pytest.mark.parametrize("message", BAD)
-def test_bad_input_is_one_line(tmp_path, text, capsys, message, monkeypatch):
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_is_one_line(tmp_path, text, capsys, line, monkeypatch):
     (tmp_path / "LATIN").write_bytes(b"caf\xe9\n")
     (tmp_path / "EMPTY").write_bytes(b"\n\n")
     monkeypatch.chdir(tmp_path)
-    assert prepare_status("mlm", arguments(Path("out"), text, *BAD[message])) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: ") and message in error
+    assert BAD[line] in refused(capsys, "mlm", arguments(Path("out"), text, *line.split()))
 
 
 def test_bad_lines_can_be_dropped(tmp_path, text):
     (tmp_path / "bad").write_bytes(text["aa"].read_bytes() + b"caf\xe9\n\n")
-    paths = {"aa": tmp_path / "bad", "bb": text["bb"]}
-    prepare("mlm", arguments(tmp_path / "out", paths, "--on-bad-line", "drop"))
+    prepare("mlm", arguments(tmp_path / "out", text | {"aa": tmp_path / "bad"}, "--on-bad-line", "drop"))
     assert (tmp_path / "out" / "manifest.json").exists()
 
 
 @pytest.mark.slow
 def test_fairseq_trains_on_it(tmp_path, prepared):
-    from helpers.commands import call
-    from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
-
     output = call(
         *("train", str(prepared / "data-bin"), *ARCH, *MASKED_LM, *OPTIMIZE, "--max-update", "2"),
         *("--sample-break-mode", "eos", "--tokens-per-sample", "40", "--mask-whole-words"),

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from helpers import ROOT
+from helpers import ROOT, processes
 
 
-def shell(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
-    """Runs a command to its end and returns what it printed."""
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=cwd,
-        env=os.environ | environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def shell(*command: object, **environment: str) -> str:
+    """Runs a script to its end and returns what it printed."""
+    done = processes.run(["bash", *map(str, command)], cwd=ROOT, env=os.environ | environment, anew=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -35,7 +25,7 @@ def shell(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
 def test_wrappers(tmp_path, name, words):
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     script = ROOT / "scripts" / f"prepare-wmt{name}.sh"
-    said = shell("bash", script, "--dry-run", "--out", tmp_path / "out", PATH=search)
+    said = shell(script, "--dry-run", "--out", tmp_path / "out", PATH=search)
     assert all(word in said for word in words) and not (tmp_path / "out").exists()
 
 
@@ -49,18 +39,10 @@ def test_slurm_job_keeps_the_papers_batch(tmp_path):
         (stubs / name).chmod(0o755)
     script = ROOT / "examples" / "translation" / "train.sbatch"
     for nodes, per_node, tokens, updates in ((1, 1, 4096, 8), (1, 8, 4096, 1), (2, 8, 2048, 1)):
-        said = shell(
-            "bash",
-            script,
-            "wmt15_en_de_t5",
-            "common.seed=2",
-            SLURM_NNODES=str(nodes),
-            SLURM_GPUS_ON_NODE=str(per_node),
-            SLURM_JOB_ID="7",
-            SLURM_JOB_NODELIST="n[1-2]",
-            SLURM_SUBMIT_DIR=str(tmp_path),
-            PATH=f"{stubs}{os.pathsep}{os.environ['PATH']}",
-        ).split("\n")
+        slurm = {"NNODES": nodes, "GPUS_ON_NODE": per_node, "JOB_ID": 7, "JOB_NODELIST": "n[1-2]"}
+        environment = {f"SLURM_{name}": str(value) for name, value in (slurm | {"SUBMIT_DIR": tmp_path}).items()}
+        environment["PATH"] = f"{stubs}{os.pathsep}{os.environ['PATH']}"
+        said = shell(script, "wmt15_en_de_t5", "common.seed=2", **environment).split("\n")
         assert said[:6] == ["torchrun", "--nnodes", str(nodes), "--nproc_per_node", str(per_node), "--rdzv_id"]
         assert "n1:29500" in said and "wmt15_en_de_t5" in said and "common.seed=2" in said
         assert f"dataset.max_tokens={tokens}" in said

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import ROOT
-from helpers.folders import contents, prepare_status
-from relpos_fairseq.preparation import cleaning, parallel_text
-from relpos_fairseq.preparation import wmt as stages
+from helpers.folders import contents, prepare_status, refused
+from relpos_fairseq.preparation import cleaning, parallel_text, wmt
 from relpos_fairseq.preparation.cleaning import REASONS, Cleaner, Filter
 from relpos_fairseq.preparation.lengths import CHARACTERS, WORDS, Lengths, measure_lengths
 from relpos_fairseq.preparation.parallel_text import LONGEST_SIDE, Chunk, Text
@@ -61,27 +60,45 @@ def write(folder: Path, train: Sides, held_out: Sides | None = None) -> Path:
     return folder
 
 
-def prepare(folder: Path, out: Path, pair: str, *options: str) -> int:
+def numbered(count: int) -> Sides:
+    """Make pairs, each a number."""
+    return {"en": [f"line {n} of text" for n in range(count)], "de": [f"Zeile {n} des Textes" for n in range(count)]}
+
+
+@pytest.fixture
+def out(tmp_path) -> Path:
+    return tmp_path / "out"
+
+
+def command(folder: Path, out: Path, pair: str, *options: str) -> list[object]:
     small = ["--vocab-size", "40", "--workers", "1", "--bpe", "subword-nmt", "--tokenizer", "none"]
-    return prepare_status("wmt", [pair, "--from-dir", folder, "--out", out, *small, *options])
+    return [pair, "--from-dir", folder, "--out", out, *small, *options]
+
+
+def prepare(*given) -> None:
+    assert prepare_status("wmt", command(*given)) == 0
+
+
+@pytest.fixture
+def refuses(capsys) -> Callable[..., str]:
+    """A function that prepares what cannot be; its error."""
+    return lambda *given: refused(capsys, "wmt", command(*given))
 
 
 def counts_of(folder: Path, out: Path, pair: str, *options: str) -> dict[str, int]:
     """Clean the training text, and no more; return the numbers of pairs by reason."""
-    assert prepare(folder, out, pair, "--shard", "1/1", *options) == 0
+    prepare(folder, out, pair, "--shard", "1/1", *options)
     manifest = json.loads((out / "shards" / "1-of-1" / "manifest.json").read_text())
     return {reason: counts[0] for reason, counts in manifest["stages"]["clean"]["train"].items()}
 
 
-def examples(out: Path, shard: str = "1-of-1") -> dict[str, dict[str, list]]:
-    return json.loads((out / "shards" / shard / "dropped.json").read_text(encoding="utf-8"))
+def examples(out: Path) -> dict[str, dict[str, list]]:
+    return json.loads((out / "shards" / "1-of-1" / "dropped.json").read_text(encoding="utf-8"))
 
 
-def error(capsys) -> str:
-    """The one line of an error."""
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    return lines[0]
+def text_of(out: Path, language: str) -> list[str]:
+    """The training text that was made."""
+    return (out / "text" / f"train.{language}").read_text().split("\n")[:-1]
 
 
 @pytest.fixture
@@ -94,7 +111,7 @@ def quick(monkeypatch):
 
 
 @pytest.mark.parametrize("pair", ["en-zh", "zh-en", "en-ar", "en-de", "zh-ar"])
-def test_real_questions_are_kept(shared_data, tmp_path, pair):
+def test_real_questions_are_kept(shared_data, tmp_path, out, pair):
     train = {}
     for language in pair.split("-"):
         path = shared_data / "squad" / f"xquad.{language}.json.gz"
@@ -103,25 +120,23 @@ def test_real_questions_are_kept(shared_data, tmp_path, pair):
         articles = json.loads(gzip.decompress(path.read_bytes()))["data"]
         paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
         train[language] = [asked["question"].strip() for paragraph in paragraphs for asked in paragraph["qas"]]
-    counts = counts_of(write(tmp_path / "text", train), tmp_path / "out", pair)
+    counts = counts_of(write(tmp_path / "text", train), out, pair)
     assert counts["read"] > 1000 and counts["kept"] >= 0.95 * counts["read"], counts
 
 
 @pytest.mark.parametrize("pair", [*(f"en-{other}" for other in WORDS_OF if other != "en"), "ja-en", "zh_CN-th"])
-def test_text_of_any_language_is_kept(tmp_path, pair):
-    folder = write(tmp_path / "text", sentences(pair, 120))
-    assert counts_of(folder, tmp_path / "out", pair) == {"read": 120, "kept": 120}
+def test_text_of_any_language_is_kept(tmp_path, out, pair):
+    assert counts_of(write(tmp_path, sentences(pair, 120)), out, pair) == {"read": 120, "kept": 120}
 
 
 @pytest.mark.parametrize("pair", ["en-zh_CN", "th-en", "zh_CN-th"])
-def test_what_is_no_translation_is_dropped(tmp_path, pair):
+def test_what_is_no_translation_is_dropped(tmp_path, out, pair):
     train = sentences(pair, 120)
     one, other = train
     train[one][5], train[other][5] = train[one][5][:2], train[other][5] * 5  # one side's beginning
     train[one][7] = train[other][7] = "1234 1234 1234"
     train[one][9], train[other][9] = " ".join(WORDS_OF[one].split()[:3]), "слово текст"
-    folder = write(tmp_path / "text", train)
-    counts = counts_of(folder, tmp_path / "out", pair)
+    counts = counts_of(write(tmp_path, train), out, pair)
     assert counts == {"read": 120, "kept": 117, "length ratio": 1, "identical sides": 1, "wrong script": 1}
 
 
@@ -153,15 +168,16 @@ def test_only_the_first_pairs_are_measured(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("language", ["zh_CN", "ja", "th"])
 def test_text_that_was_cut_into_words_is_counted_in_words(tmp_path, language):
-    train = sentences(f"en-{language}", 50)
-    assert measured(tmp_path, f"en-{language}", train).units == (WORDS, CHARACTERS)
+    pair, uncut = f"en-{language}", (WORDS, CHARACTERS)
+    train = sentences(pair, 50)
+    assert measured(tmp_path, pair, train).units == uncut
     draw, words = random.Random(2), WORDS_OF[language].split()
     train[language] = [" ".join(draw.choices(words, k=len(line.split()))) + " 。" for line in train["en"]]
-    assert measured(tmp_path, f"en-{language}", train) == Lengths()
+    assert measured(tmp_path, pair, train) == Lengths()
     train[language] = [" ".join("".join(draw.choices(words, k=7)) for _ in "12") for _ in train["en"]]  # phrases
-    assert measured(tmp_path, f"en-{language}", train).units == (WORDS, CHARACTERS)
+    assert measured(tmp_path, pair, train).units == uncut
     train[language] = [f"{words[0]} Python {words[1]} API" for _ in train["en"]]
-    assert measured(tmp_path, f"en-{language}", train).units == (WORDS, CHARACTERS)
+    assert measured(tmp_path, pair, train).units == uncut
 
 
 def test_no_language_with_spaces_is_measured():
@@ -169,14 +185,13 @@ def test_no_language_with_spaces_is_measured():
     assert measure_lengths([unread], ("ru", "qqq"), (str, str)) == Lengths()
 
 
-def test_the_table_says_what_is_counted(tmp_path, capsys, quick):
-    folder = write(tmp_path / "text", sentences("en-zh_CN", 60))
-    assert prepare(folder, tmp_path / "out", "en-zh_CN") == 0
+def test_the_table_says_what_is_counted(tmp_path, out, capsys, quick):
+    train = sentences("en-zh_CN", 60)
+    prepare(write(tmp_path, train), out, "en-zh_CN")
     said = capsys.readouterr().out
     assert "en words" in said and "zh_CN characters" in said and "zh_CN words" not in said
-    lines = (folder / "train.zh_CN").read_text(encoding="utf-8").splitlines()
-    counts = json.loads((tmp_path / "out" / "manifest.json").read_text())["stages"]["clean"]["train"]["kept"]
-    assert counts == [60, sum(len(line.split()) for line in (folder / "train.en").open()), sum(map(len, lines))]
+    counts = json.loads((out / "manifest.json").read_text())["stages"]["clean"]["train"]["kept"]
+    assert counts == [60, sum(len(line.split()) for line in train["en"]), sum(map(len, train["zh_CN"]))]
 
 
 # Switches
@@ -216,31 +231,28 @@ def test_every_filter_has_a_pair():
 
 
 @pytest.mark.parametrize("reason", ALONE)
-def test_a_pair_that_one_filter_drops_is_kept_without_it(tmp_path, reason, quick):
-    train = {"en": [f"line {n} of text" for n in range(20)], "de": [f"Zeile {n} des Textes" for n in range(20)]}
+def test_a_pair_that_one_filter_drops_is_kept_without_it(tmp_path, out, reason, quick):
+    train = numbered(20)
     for side, line in zip(train.values(), ALONE[reason], strict=True):
         side[4] = line.strip()
-    folder = write(tmp_path / "text", train)
-    assert counts_of(folder, tmp_path / "out", "en-de") == {"read": 20, "kept": 19, reason: 1}
-    assert [pair[0] for pair in examples(tmp_path / "out")["train"][reason]] == [5]
+    folder = write(tmp_path, train)
+    assert counts_of(folder, out, "en-de") == {"read": 20, "kept": 19, reason: 1}
+    assert [pair[0] for pair in examples(out)["train"][reason]] == [5]
     off = ("--no-filter", reason.replace(" ", "-"))
-    assert counts_of(folder, tmp_path / "out", "en-de", *off) == {"read": 20, "kept": 20}
-    assert examples(tmp_path / "out") == {"train": {}}
-    assert prepare(folder, tmp_path / "out", "en-de", *off) == 0
-    for language, lines in train.items():
-        assert (tmp_path / "out" / "text" / f"train.{language}").read_text().split("\n")[:-1] == lines
+    assert counts_of(folder, out, "en-de", *off) == {"read": 20, "kept": 20}
+    assert examples(out) == {"train": {}}
+    prepare(folder, out, "en-de", *off)
+    assert {language: text_of(out, language) for language in train} == train
 
 
-def test_identical_sides_and_repetitions_can_be_kept(tmp_path, capsys, quick):
+def test_identical_sides_and_repetitions_can_be_kept(tmp_path, out, capsys, refuses, quick):
     """Grammar correction and paraphrases: most lines need no change, and many come again."""
     train = {"bad": [f"a sentence {n // 3}" for n in range(60)]}
     train["good"] = [f"{line} mended" if n % 10 == 0 else line for n, line in enumerate(train["bad"])]
-    folder, out = write(tmp_path / "text", train), tmp_path / "out"
-    assert prepare(folder, out, "bad-good") == 2
-    assert 'the filter "identical sides" drops 54 of 60 pairs' in error(capsys)
-    assert prepare(folder, out, "bad-good", "--no-filter", "identical-sides") == 2
-    assert 'the filter "duplicate" drops 34 of 60 pairs' in error(capsys)
-    assert prepare(folder, out, "bad-good", "--no-filter", "identical-sides", "duplicate") == 0
+    given = write(tmp_path, train), out, "bad-good"
+    assert 'the filter "identical sides" drops 54 of 60 pairs' in refuses(*given)
+    assert 'the filter "duplicate" drops 34 of 60 pairs' in refuses(*given, "--no-filter", "identical-sides")
+    prepare(*given, "--no-filter", "identical-sides", "duplicate")
     assert "duplicate" not in capsys.readouterr().out
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["stages"]["merge"]["kept"][0] == 60
@@ -263,16 +275,15 @@ def test_a_line_that_was_read_in_part_is_never_kept():
 
 def odd_text() -> Sides:
     """Ninety pairs, of which every third is dropped for one of three reasons."""
-    train = {"en": [f"line {n} of text" for n in range(90)], "de": [f"Zeile {n} des Textes" for n in range(90)]}
+    train = numbered(90)
     for number in range(0, 90, 3):
         odd = [("\x07" * 61, "x"), ("x\u0085y|z\u202e\x07", "i" * 4000), ("gleich", "Gleich")][number // 3 % 3]
         train["en"][number], train["de"][number] = odd
     return train
 
 
-def test_examples_are_the_first_of_each_reason(tmp_path, capsys, quick):
-    folder, out = write(tmp_path / "text", odd_text()), tmp_path / "out"
-    assert prepare(folder, out, "en-de") == 0
+def test_examples_are_the_first_of_each_reason(tmp_path, out, capsys, quick):
+    prepare(write(tmp_path, odd_text()), out, "en-de")
     long = ["x\\x85y|z\\u202e\\x07", "i" * 59 + "…"]
     expected = {
         "empty": [[number, "\\x07" * 59 + "…", "x"] for number in (1, 10, 19)],
@@ -302,31 +313,30 @@ def tables(capsys) -> str:
 
 
 @pytest.mark.parametrize("pair", ["en-de", "en-zh_CN"])
-def test_shards_are_the_whole(tmp_path, capsys, quick, pair):
+def test_shards_are_the_whole(tmp_path, capsys, refuses, quick, pair):
     train = odd_text() if pair == "en-de" else sentences(pair, 90)
     train["en"][50] = "mail " * 60
     folder, whole, parts = write(tmp_path / "text", train), tmp_path / "whole", tmp_path / "parts"
-    assert prepare(folder, whole, pair) == 0
+    prepare(folder, whole, pair)
     said = tables(capsys)
     for shard in (3, 1, 2):
-        assert prepare(folder, parts, pair, "--shard", f"{shard}/3", "--workers", "2") == 0
+        prepare(folder, parts, pair, "--shard", f"{shard}/3", "--workers", "2")
     capsys.readouterr()
-    assert prepare(folder, parts, pair, "--merge", "3") == 0
+    prepare(folder, parts, pair, "--merge", "3")
     assert tables(capsys).replace(str(parts), str(whole)) == said and "mail" in said
     assert contents(parts / "text") == contents(whole / "text")
     assert (parts / "shards" / "lengths.json").read_bytes() == (whole / "shards" / "lengths.json").read_bytes()
     (parts / "shards" / "2-of-3" / "dropped.json").write_text("{}")
-    assert prepare(folder, parts, pair, "--merge", "3") == 2
-    assert "run --shard 2/3 again" in error(capsys)
+    assert "run --shard 2/3 again" in refuses(folder, parts, pair, "--merge", "3")
 
 
-def test_bytes_that_are_no_text_are_shown_as_escapes(tmp_path):
-    folder = write(tmp_path / "text", sentences("en-kk", 30))
+def test_bytes_that_are_no_text_are_shown_as_escapes(tmp_path, out):
+    folder = write(tmp_path, sentences("en-kk", 30))
     lines = (folder / "train.kk").read_bytes().split(b"\n")
     lines[8] = b"caf\xe9\x1b[2J"
     (folder / "train.kk").write_bytes(b"\n".join(lines))
-    assert counts_of(folder, tmp_path / "out", "en-kk", "--on-bad-line", "drop")["invalid UTF-8"] == 1
-    ((number, _, target),) = examples(tmp_path / "out")["train"][cleaning.INVALID]
+    assert counts_of(folder, out, "en-kk", "--on-bad-line", "drop")["invalid UTF-8"] == 1
+    ((number, _, target),) = examples(out)["train"][cleaning.INVALID]
     assert (number, target) == (9, r"caf\xe9\x1b[2J")
 
 
@@ -335,23 +345,23 @@ def test_bytes_that_are_no_text_are_shown_as_escapes(tmp_path):
 
 def half(count: int, dropped: int) -> Sides:
     """Make pairs, the last of which are the same on both sides."""
-    train = {"en": [f"line {n} of text" for n in range(count)], "de": [f"Zeile {n} des Textes" for n in range(count)]}
+    train = numbered(count)
     train["de"][count - dropped :] = train["en"][count - dropped :]
     return train
 
 
-def test_more_than_half_is_an_error_that_names_the_ways_on(tmp_path, capsys):
-    folder, out = write(tmp_path / "text", half(40, 21)), tmp_path / "out"
-    assert prepare(folder, out, "en-de", "--shard", "1/1") == 2
-    assert error(capsys) == (
+def test_more_than_half_is_an_error_that_names_the_ways_on(tmp_path, out, refuses):
+    given = write(tmp_path, half(40, 21)), out, "en-de"
+    assert refuses(*given, "--shard", "1/1") == (
         'error: train: the filter "identical sides" drops 21 of 40 pairs, such as line 20, "line 19 of text" with '
         '"line 19 of text": --no-filter identical-sides keeps such pairs, --max-dropped 1 drops them all the same'
     )
-    assert counts_of(folder, out, "en-de", "--max-dropped", "1")["kept"] == 19
-    assert counts_of(folder, out, "en-de", "--no-filter", "identical-sides")["kept"] == 40
-    assert prepare(folder, out, "en-de", "--shard", "1/1", "--max-dropped", "0.5") == 2
-    assert counts_of(write(folder, half(40, 20)), out, "en-de")["kept"] == 20
-    assert prepare(folder, out, "en-de", "--shard", "1/1", "--max-dropped", "0.49") == 2
+    assert counts_of(*given, "--max-dropped", "1")["kept"] == 19
+    assert counts_of(*given, "--no-filter", "identical-sides")["kept"] == 40
+    assert "drops 21 of 40 pairs" in refuses(*given, "--shard", "1/1", "--max-dropped", "0.5")
+    write(tmp_path, half(40, 20))
+    assert counts_of(*given)["kept"] == 20
+    assert "drops 20 of 40 pairs" in refuses(*given, "--shard", "1/1", "--max-dropped", "0.49")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -364,9 +374,9 @@ def test_each_corpus_is_looked_at_alone(tmp_path, workers):
     def clean(**limits) -> dict:
         cleaner = Cleaner((str, str), Filter("en", "de", Limits(**limits)), "fail")
         outputs = [tmp_path / name for name in "abcd"]
+        whole = {"workers": workers, "sample": None, "seed": 1, "shard": (1, 1)}
         return cleaning.clean_shard(texts, cleaner, outputs[:3], outputs[3], **whole)
 
-    whole = {"workers": workers, "sample": None, "seed": 1, "shard": (1, 1)}
     with pytest.raises(cleaning.UserError, match='^bad: the filter "identical sides" drops 11 of 20 pairs'):
         clean()
     assert set(multiprocessing.active_children()) == before
@@ -376,31 +386,27 @@ def test_each_corpus_is_looked_at_alone(tmp_path, workers):
     assert sorted(json.loads((tmp_path / "d").read_text())) == ["bad", "good", "small"]
 
 
-def test_of_few_pairs_nothing_left_is_the_error(tmp_path, capsys, quick):
-    folder = write(tmp_path / "text", half(19, 18))
-    assert prepare(folder, tmp_path / "out", "en-de") == 0
-    assert prepare(write(folder, half(19, 19)), tmp_path / "out", "en-de") == 2
-    said = error(capsys)
+def test_of_few_pairs_nothing_left_is_the_error(tmp_path, out, refuses, quick):
+    prepare(write(tmp_path, half(19, 18)), out, "en-de")
+    said = refuses(write(tmp_path, half(19, 19)), out, "en-de")
     assert "no training pair is left after filtering (read 19, identical sides 19)" in said
     assert said.endswith(": --no-filter identical-sides keeps such pairs")
 
 
-def test_shards_that_were_checked_are_joined_whatever_share_is_asked_for(tmp_path, capsys, quick):
-    train = half(60, 0)
+def test_shards_that_were_checked_are_joined_whatever_share_is_asked_for(tmp_path, out, refuses, quick):
+    train = numbered(60)
     for lines in train.values():
         lines[20:] = [lines[0]] * 40
-    folder, out = write(tmp_path / "text", train), tmp_path / "out"
+    given = write(tmp_path, train), out, "en-de"
     for shard in ("1/2", "2/2"):
-        assert prepare(folder, out, "en-de", "--shard", shard) == 0
-    capsys.readouterr()
-    assert prepare(folder, out, "en-de", "--merge", "2") == 2
-    assert error(capsys).startswith(
+        prepare(*given, "--shard", shard)
+    assert refuses(*given, "--merge", "2").startswith(
         'error: all corpora, joined: the filter "duplicate" drops 40 of 60 pairs, such as line 21, "line 0 of text"'
     )
-    assert prepare(folder, out, "en-de", "--merge", "2", "--max-dropped", "1") == 0
-    assert (out / "text" / "train.en").read_text() == "".join(f"line {n} of text\n" for n in range(20))
-    assert prepare(folder, out, "en-de", "--merge", "2", "--no-filter", "duplicate") == 0
-    assert (out / "text" / "train.de").read_text().split("\n")[:-1] == train["de"]
+    prepare(*given, "--merge", "2", "--max-dropped", "1")
+    assert text_of(out, "en") == train["en"][:20]
+    prepare(*given, "--merge", "2", "--no-filter", "duplicate")
+    assert text_of(out, "de") == train["de"]
 
 
 # Again
@@ -412,26 +418,27 @@ def ran(capsys) -> list[str]:
     return [name for name, how in lines if how != "unchanged"]
 
 
-def test_a_changed_switch_runs_what_depends_on_it(tmp_path, capsys, quick):
-    folder, out = write(tmp_path / "text", half(40, 5)), tmp_path / "out"
-    assert prepare(folder, out, "en-de") == 0
+def test_a_changed_switch_runs_what_depends_on_it(tmp_path, out, capsys, quick):
+    given = write(tmp_path, half(40, 5)), out, "en-de"
+    prepare(*given)
     before = contents(out, ".stages")
     assert ran(capsys)[:4] == ["count", "held-out", "clean", "merge"]
-    assert prepare(folder, out, "en-de") == 0
-    assert ran(capsys) == []
-    assert prepare(folder, out, "en-de", "--no-filter", "duplicate") == 0
-    assert ran(capsys) == ["merge"]  # there are none
-    assert prepare(folder, out, "en-de", "--no-filter", "identical-sides", "duplicate") == 0
-    assert ran(capsys)[:3] == ["clean", "merge", "sample"]
+    for switches, stages in (
+        ([], []),
+        (["--no-filter", "duplicate"], ["merge"]),  # there are none
+        (["--no-filter", "identical-sides", "duplicate"], ["clean", "merge", "sample"]),
+    ):
+        prepare(*given, *switches)
+        assert ran(capsys)[:3] == stages
     (out / "shards" / "1-of-1" / "dropped.json").unlink()
-    assert prepare(folder, out, "en-de") == 0
+    prepare(*given)
     assert ran(capsys)[:3] == ["clean", "merge", "sample"]
     assert contents(out, ".stages") == before
 
 
-def test_a_run_that_was_stopped_goes_on(tmp_path, capsys, quick, monkeypatch):
-    folder, out = write(tmp_path / "text", odd_text()), tmp_path / "out"
-    assert prepare(folder, tmp_path / "whole", "en-de") == 0
+def test_a_run_that_was_stopped_goes_on(tmp_path, out, quick):
+    folder = write(tmp_path / "text", odd_text())
+    prepare(folder, tmp_path / "whole", "en-de")
 
     def stop(steps: int, function: Callable) -> Callable:
         left = iter(range(steps))
@@ -443,11 +450,11 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, capsys, quick, monkeypatch):
 
         return stopped
 
-    for owner, name, steps in ((cleaning, "add_examples", 9), (cleaning, "write_json", 0), (stages, "write_json", 1)):
+    for owner, name, steps in ((cleaning, "add_examples", 9), (cleaning, "write_json", 0), (wmt, "write_json", 1)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(owner, name, stop(steps, getattr(owner, name)))
-            assert prepare(folder, out, "en-de", *(["--force"] if owner is stages else [])) == 130
-    assert prepare(folder, out, "en-de") == 0
+            assert prepare_status("wmt", command(folder, out, "en-de", *(["--force"] if owner is wmt else []))) == 130
+    prepare(folder, out, "en-de")
     assert contents(out, ".stages") == contents(tmp_path / "whole", ".stages")
 
 

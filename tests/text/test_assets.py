@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import sentencepiece
+from fairseq.data import Dictionary, data_utils
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,15 +21,14 @@ from relpos_fairseq.text.dictionary import read_dictionary
 LINES = ["the house , a tree", "an old man  sees", "x«y» 5 % über", "a child & a dog\tsee it"]
 
 
+@pytest.mark.parametrize("level", ["char", "byte"])
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 @settings(max_examples=60)
-def test_characters_and_bytes_are_the_text(text: str) -> None:
-    for level in ("char", "byte"):
-        given = LevelText(level)
-        symbols = given.encode(text)
-        assert not any(set(symbol) & set(" \n\t\u3000") for symbol in symbols)
-        assert symbols.count("</s>") == text.count("\n")
-        assert given.decode(symbols) == text
+def test_characters_and_bytes_are_the_text(level: str, text: str) -> None:
+    symbols = LevelText(level).encode(text)
+    assert not any(set(symbol) & set(" \n\t\u3000") for symbol in symbols)
+    assert symbols.count("</s>") == text.count("\n")
+    assert LevelText(level).decode(symbols) == text
 
 
 @pytest.fixture(scope="module", params=["word", "sentencepiece", "char", "byte"])
@@ -44,41 +44,24 @@ def corpus(request, tmp_path_factory):
 
 
 def test_symbols_are_those_of_the_binarised_text(corpus) -> None:
-    """Against what `prepare lm` wrote, which fairseq reads; and text comes back."""
-    from fairseq.data import Dictionary, data_utils
-
+    """Against what `prepare lm` wrote, which fairseq reads; and text comes back, streamed too."""
     level, data, text = corpus
     words = Dictionary.load(str(data / "dict.txt"))
     split = data_utils.load_indexed_dataset(str(data / "train"), words)
     ids = [number for n in range(len(split)) for number in split[n].tolist()]
     given = read_text(data)
-    symbols = given.encode(text)
-    assert [words.index(symbol) for symbol in symbols][: len(ids)] == ids
-    back = given.decode(symbols)
-    exact = level in ("char", "byte")
-    assert back == (text if exact else "\n".join(" ".join(one.split()) for one in text.split("\n")))
-
-
-def test_a_text_that_is_streamed_is_the_decoded_one(corpus) -> None:
-    _, data, text = corpus
-    given = read_text(data)
     symbols, stream = given.encode(text), given.stream()
-    parts = [stream(symbol) for symbol in symbols]
-    assert "".join(parts) + stream(None) == given.decode(symbols)
+    assert [words.index(symbol) for symbol in symbols][: len(ids)] == ids
+    back = text if level in ("char", "byte") else "\n".join(" ".join(one.split()) for one in text.split("\n"))
+    assert given.decode(symbols) == "".join([*map(stream, symbols), stream(None)]) == back
 
 
 def test_pieces_of_bytes_are_text(tmp_path) -> None:
     """Sentencepiece's own decoder is the oracle, a character in several byte pieces included."""
-    (tmp_path / "text.txt").write_text("\n".join(LINES * 8))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "text.txt"),
-        model_prefix=str(tmp_path / "sentencepiece"),
-        vocab_size=300,
-        byte_fallback=True,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
     model = tmp_path / "sentencepiece.model"
+    options = {"vocab_size": 300, "byte_fallback": True, "hard_vocab_limit": False, "minloglevel": 2}
+    with model.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(LINES * 8), model_writer=file, **options)
     given = LevelText("sentencepiece", model)
     library = sentencepiece.SentencePieceProcessor(model_file=str(model))
     for line in ("the 猫 sees 🐈 über", "  a tree ", "猫"):

@@ -115,16 +115,14 @@ def test_hashes_survive(trained, tmp_path) -> None:
     """Loading without running anything, averaging, and a checkpoint that holds a moving average."""
     state = torch.load(trained.a.checkpoint, weights_only=True)
     kept = provenance.read(state)
-    assert "ema" in state["extra_state"]
-    assert (
-        kept["dictionaries"].keys() == {"source", "target"} and {"dict.en.txt", "dict.de.txt"} <= kept["files"].keys()
-    )
-    write_average([trained.a.checkpoint] * 2, tmp_path / "mean.pt")
-    assert provenance.read(torch.load(tmp_path / "mean.pt", weights_only=True)) == kept
-    loaded = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "mean.pt"))
-    assert provenance.read(loaded) == kept
-    write_average([tmp_path / "mean.pt"], tmp_path / "again" / "mean.pt")
-    assert provenance.read(torch.load(tmp_path / "again" / "mean.pt", weights_only=True)) == kept
+    assert "ema" in state["extra_state"] and kept["dictionaries"].keys() == {"source", "target"}
+    assert {"dict.en.txt", "dict.de.txt"} <= kept["files"].keys()
+    mean, again = tmp_path / "mean.pt", tmp_path / "again" / "mean.pt"
+    write_average([trained.a.checkpoint] * 2, mean)
+    write_average([mean], again)
+    loaded = checkpoint_utils.load_checkpoint_to_cpu(str(mean))
+    for found in (torch.load(mean, weights_only=True), torch.load(again, weights_only=True), loaded):
+        assert provenance.read(found) == kept
 
 
 def test_an_older_checkpoint_loads_as_before(trained, tmp_path, capsys) -> None:

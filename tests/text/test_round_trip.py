@@ -19,12 +19,16 @@ from relpos_fairseq.text.round_trip import LINES as LOOKED_AT
 from relpos_fairseq.text.round_trip import round_trip
 from relpos_fairseq.text.training import learn_sentencepiece, learn_subword_nmt, train_sentencepiece_model
 
-LINES = [
-    *["the lowest newer wide house", "two@@ words @@ fine a@@ b", "</s> in a sentence <s> <pad> <unk>"] * 3,
-    *["AT&T <unk piece> <0x41> <U+0041> \\<s> \\\\</s>", "na\u00efve \u4e2d\u6587 \u0e44\u0e17\u0e22 \ufb01 \u00bd"]
-    * 3,
-    *["x</s>y <s>", "@-@ &lt; | ||| ##ing [UNK]"] * 3,
-]
+TEXT = """\
+the lowest newer wide house
+two@@ words @@ fine a@@ b
+</s> in a sentence <s> <pad> <unk>
+AT&T <unk piece> <0x41> <U+0041> \\<s> \\\\</s>
+na\u00efve \u4e2d\u6587 \u0e44\u0e17\u0e22 \ufb01 \u00bd
+x</s>y <s>
+@-@ &lt; | ||| ##ing [UNK]
+"""
+LINES = TEXT.splitlines() * 3
 ODD = ["</s>", "<s>", "<pad>", "<unk>", "@@", "two@@", "@", "\u2581", "\\<s>", "<0x41>", "<U+0041>", "<mask>", "##a"]
 ODD += ["</w>", "@@@"]
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467"  # three people, joined
