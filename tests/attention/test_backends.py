@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cases import BEYOND, CASES, INPUT, Case, build, terms_of
 from helpers import FULL
 from helpers.forms import in_turn, told_apart
-from helpers.scheme_calls import call, gradients, remaker
+from helpers.scheme_calls import call, hold_case, remaker
 from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, native, step, triton
 from relpos_fairseq.attention.lowering import factors_of
 from relpos_fairseq.attention.reference import decay_logits
@@ -22,41 +22,23 @@ from relpos_fairseq.core.relations import Clipped
 from relpos_fairseq.core.terms import Decay, PositionTerms
 
 IN_ATTENTION = [*(case for case in CASES if case.scheme not in INPUT), *BEYOND]
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
+FIVE = Clipped(2, 2)  # distances
 KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
 
 
 @pytest.mark.parametrize(("case", "kind"), in_turn(told_apart(IN_ATTENTION), KINDS), ids=str)
 def test_blocked_gradients(case: Case, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of two rows, the last one shorter, give the reference's values and gradients."""
-    inputs, stack, layer, _ = call(case, kind)
-    parameters = [*stack.parameters(), *layer.parameters()]
-    remake = remaker(inputs, stack, layer)
-    expected, wanted = gradients(inputs, "reference", parameters, remake)
     monkeypatch.setattr(blocked, "slice_rows", lambda _: 2)
-    got, found = gradients(inputs, "blocked", parameters, remake)
-    torch.testing.assert_close(got, expected, **EXACT)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
+    hold_case("blocked", case, kind)
 
 
 FIRE_BEYOND = next(case for case in BEYOND if case.scheme == "fire")
 SERVED_BY_SDPA = [
-    Case("none"),
-    Case("rope"),
-    Case("alibi"),
-    Case("rel_scalar"),
-    Case("t5"),
-    Case("kerple"),
-    Case("abs_scalar"),
-    Case("tupe"),
-    Case("rope+rel_scalar"),
-    Case("fox"),
-    Case("cable"),
+    *map(Case, ("none", "rope", "alibi", "rel_scalar", "t5", "kerple", "abs_scalar", "tupe", "rope+rel_scalar")),
+    *map(Case, ("fox", "cable", "xpos", "pope")),
     Case("rel_scalar", {"segment_encoding": "head"}),
     FIRE_BEYOND,
-    Case("xpos"),
-    Case("pope"),
 ]
 
 
@@ -64,42 +46,31 @@ SERVED_BY_SDPA = [
 @pytest.mark.parametrize("case", SERVED_BY_SDPA, ids=str)
 def test_sdpa_gradients(case: Case, kind: str) -> None:
     """SDPA serves content alone and constant biases, exactly."""
-    inputs, stack, layer, _ = call(case, kind)
-    parameters = [*stack.parameters(), *layer.parameters()]
-    remake = remaker(inputs, stack, layer)
-    expected, wanted = gradients(inputs, "reference", parameters, remake)
-    got, found = gradients(inputs, "sdpa", parameters, remake)
-    torch.testing.assert_close(got, expected, **EXACT)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
+    hold_case("sdpa", case, kind)
 
 
 @pytest.mark.parametrize(
-    ("scheme", "field"),
+    ("scheme", "backend", "need_weights", "message"),
     [
-        ("shaw", "query_vectors"),
-        ("m4", "key_vectors"),
-        ("m2", "gate"),
-        ("m3", "trilinear"),
-        ("m4m", "product"),
-        ("transformer_xl", "content_offset"),
+        ("shaw", "sdpa", False, "backend sdpa cannot evaluate .*query_vectors"),
+        ("m4", "sdpa", False, "backend sdpa cannot evaluate .*key_vectors"),
+        ("m2", "sdpa", False, "backend sdpa cannot evaluate .*gate"),
+        ("m3", "sdpa", False, "backend sdpa cannot evaluate .*trilinear"),
+        ("m4m", "sdpa", False, "backend sdpa cannot evaluate .*product"),
+        ("transformer_xl", "sdpa", False, "backend sdpa cannot evaluate .*content_offset"),
+        ("none", "sdpa", True, "backend sdpa .*need_weights"),
+        ("none", "flash", False, "unknown attention backend 'flash'"),
     ],
 )
-def test_sdpa_refuses_by_name(scheme: str, field: str) -> None:
+def test_refusals_name_backend_and_reason(scheme: str, backend: str, need_weights: bool, message: str) -> None:
     """A backend that cannot evaluate a term says which, and names itself."""
     inputs, *_ = call(Case(scheme), "square")
-    with pytest.raises(ValueError, match=f"backend sdpa cannot evaluate .*{field}"):
-        attend(inputs, "sdpa")
+    with pytest.raises(ValueError, match=message):
+        attend(inputs, backend, need_weights=need_weights)
 
 
-def test_refusals_name_backend_and_reason() -> None:
-    """Unknown backends, probabilities from SDPA, and vectors over segments are refused."""
-    inputs, _, layer, _ = call(Case("none"), "square")
-    with pytest.raises(ValueError, match="unknown attention backend 'flash'"):
-        attend(inputs, "flash")
-    with pytest.raises(ValueError, match="backend sdpa .*need_weights"):
-        attend(inputs, "sdpa", need_weights=True)
-    inputs, _, layer, _ = call(Case("rel_scalar", {"segment_encoding": "head"}), "square")
+def test_vectors_over_segments_are_refused() -> None:
+    inputs, *_ = call(Case("rel_scalar", {"segment_encoding": "head"}), "square")
     relation = inputs.terms[-1].relation
     vectors = PositionTerms(relation, query_vectors=torch.zeros(1, relation.size, 4).double())
     with pytest.raises(ValueError, match="backend blocked .*query_vectors over Segments"):
@@ -365,14 +336,18 @@ def test_decoding_recomputes_nothing_for_all_keys(monkeypatch: pytest.MonkeyPatc
         assert counted.get_total_flops() <= 1.15 * plain.get_total_flops(), scheme
 
 
-def test_terms_check_their_shapes() -> None:
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"relation": FIVE, "query_vectors": torch.zeros(1, 4, 8)}, r"query_vectors must be \(heads, 5, head_dim\)"),
+        ({"gate": torch.zeros(1, 4)}, "gate needs a relation"),
+        ({"relation": FIVE, "query_vectors": torch.zeros(1, 5, 8), "product": True}, "product term needs both"),
+    ],
+)
+def test_terms_check_their_shapes(given: dict, message: str) -> None:
     """A table that does not fit its relation is refused where it is made."""
-    with pytest.raises(ValueError, match=r"query_vectors must be \(heads, 5, head_dim\)"):
-        PositionTerms(Clipped(2, 2), query_vectors=torch.zeros(1, 4, 8))
-    with pytest.raises(ValueError, match="gate needs a relation"):
-        PositionTerms(gate=torch.zeros(1, 4))
-    with pytest.raises(ValueError, match="product term needs both"):
-        PositionTerms(Clipped(2, 2), query_vectors=torch.zeros(1, 5, 8), product=True)
+    with pytest.raises(ValueError, match=message):
+        PositionTerms(**given)
 
 
 @pytest.mark.gpu
@@ -432,11 +407,4 @@ def test_native_gradients_of_new_schemes(case: Case) -> None:
     """Content of 2D channels beside values of D, decay and a learned function."""
     if native.build.problem(torch.float64) is not None:
         pytest.skip("no compiler")
-    inputs, stack, layer, _ = call(case, "causal")
-    parameters = [*stack.parameters(), *layer.parameters()]
-    remake = remaker(inputs, stack, layer)
-    expected, wanted = gradients(inputs, "reference", parameters, remake)
-    got, found = gradients(inputs, "native", parameters, remake)
-    torch.testing.assert_close(got, expected, **EXACT)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
+    hold_case("native", case, "causal")

@@ -19,9 +19,9 @@ from cases import CASES, INPUT, Case, kinds_without
 from helpers.attention_calls import expanded, permuted, strided
 from helpers.native_calls import ODD, make_terms, parameters_of
 from helpers.native_calls import make_call as make_odd
-from helpers.native_shapes import EXACT, Shape, compare, make_inputs, results
-from helpers.scheme_calls import as_leaves, call, gradients, remaker
-from relpos_fairseq.attention import AttentionInputs, attend, native
+from helpers.scheme_calls import as_leaves, hold, hold_case
+from helpers.shaped_calls import EXACT, Shape, compare, make_inputs, results
+from relpos_fairseq.attention import attend, native
 
 pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
 DOUBLE, SINGLE = torch.float64, torch.float32
@@ -73,13 +73,7 @@ SHAPES = {
 def test_schemes_and_options(number: int, case: Case) -> None:
     """Gradients of the schemes' own parameters, through what forms the terms; kinds in turn."""
     kind = ("square", "block", "pad_left", "causal_memory")[3 if case.gated else number % 4]
-    inputs, stack, layer, _ = call(case, kind)
-    parameters = [*stack.parameters(), *layer.parameters()]
-    remake = remaker(inputs, stack, layer)
-    expected, wanted = gradients(inputs, "reference", parameters, remake)
-    found, got = gradients(inputs, "native", parameters, remake)
-    for one, other in zip((found, *got), (expected, *wanted), strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
+    hold_case("native", case, kind)
 
 
 def sizes() -> Iterator[object]:
@@ -161,16 +155,8 @@ def test_channels(scheme: str, dim: int) -> None:
 def test_terms_that_no_scheme_has(kind: str, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offsets, products, folded and bucketed relations and resets side by side."""
     monkeypatch.setattr(native.call, "MAX_CLIPPED_WIDTH", 0 if wide else 192)
-    inputs = make_odd(make_terms(kind))
-    wanted = parameters_of(inputs.terms)
-
-    def remake(q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
-        return replace(inputs, q=q, k=k, v=v)
-
-    expected, right = gradients(inputs, "reference", wanted, remake)
-    found, got = gradients(inputs, "native", wanted, remake)
-    for one, other in zip((found, *got), (expected, *right), strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
+    terms = make_terms(kind)
+    hold("native", make_odd(terms), parameters_of(terms))
 
 
 # --- the softmax over chunks ---------------------------------------------------------------------

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from helpers.native_formula import kept
-from helpers.native_shapes import EXACT, Shape, make_inputs, results
 from helpers.scheme_calls import as_leaves
+from helpers.shaped_calls import EXACT, Shape, make_inputs, results
 from relpos_fairseq.attention import AttentionInputs, attend, native, reference, triton
 
 if triton.interpreted():

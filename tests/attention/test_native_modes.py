@@ -13,8 +13,8 @@ from torch import Tensor
 
 from helpers import ROOT
 from helpers.attention_calls import Call, Interrupt, in_a_thread, same
-from helpers.native_shapes import EXACT, Shape, make_inputs, results
 from helpers.scheme_calls import as_leaves
+from helpers.shaped_calls import EXACT, Shape, make_inputs, results
 from relpos_fairseq.attention import AttentionInputs, attend, native
 from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.core.relations import Clipped
@@ -71,7 +71,7 @@ def test_threads_change_no_bit(scheme: str) -> None:
 FORKED = """
 import multiprocessing, sys, torch
 torch.set_num_threads(2)
-from helpers.native_shapes import Shape, make_inputs, results
+from helpers.shaped_calls import Shape, make_inputs, results
 from helpers.scheme_calls import as_leaves
 
 def bits():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -13,6 +14,7 @@ from relpos_fairseq.core.placement import Placement, PositionContext
 from relpos_fairseq.core.positions import Positions, index_of_tokens
 from relpos_fairseq.core.terms import PositionTerms
 
+Remake = Callable[[Tensor, Tensor, Tensor], AttentionInputs]
 CONTENT = ("q", "k", "v", "content_q", "content_k")
 TABLES = (
     "query_vectors",
@@ -109,34 +111,41 @@ def rotated(context: PositionContext, q: Tensor, k: Tensor) -> dict[str, Tensor]
     return {"content_q": scheme.transform_query(q, prepared, start), "content_k": scheme.transform_key(k, prepared, 0)}
 
 
-def gradients(inputs: AttentionInputs, backend: str, parameters: list[Tensor], remake) -> tuple[Tensor, list[Tensor]]:
-    """Output and gradients by q, k, v and the schemes' parameters."""
+def weighted(out: Tensor) -> Tensor:
+    """A scalar that no symmetry of the output leaves unseen."""
+    return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum()
+
+
+def gradients(inputs: AttentionInputs, backend: str, parameters: list[Tensor], remake: Remake) -> list[Tensor]:
+    """Output, then gradients by q, k, v and the parameters."""
     leaves = [x.detach().clone().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     out, _ = attend(remake(*leaves), backend)
-    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
-    wanted = [*leaves, *parameters]
-    found = torch.autograd.grad((out * weight).sum(), wanted, allow_unused=True)
-    filled = zip(found, wanted, strict=True)
-    return out.detach(), [torch.zeros_like(w) if g is None else g for g, w in filled]
+    return [out.detach(), *torch.autograd.grad(weighted(out), [*leaves, *parameters], materialize_grads=True)]
 
 
-def remaker(inputs: AttentionInputs, stack, layer):
+def remaker(inputs: AttentionInputs, stack: Placement, layer: torch.nn.ModuleList) -> Remake:
     """A function that rebuilds the call from new q, k, v, terms included."""
 
     def remake(q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
-        positions = inputs.positions
-        context = stack.context(positions)
-        content = {}
-        if context.rotation is not None:
-            scheme, prepared = context.rotation
-            content = {
-                "content_q": scheme.transform_query(q, prepared, positions.query_start),
-                "content_k": scheme.transform_key(k, prepared, 0),
-            }
-        terms = terms_of(stack, layer, positions, q.size(0))
-        return replace(inputs, q=q, k=k, v=v, terms=terms, **content)
+        terms = terms_of(stack, layer, inputs.positions, q.size(0))
+        return replace(inputs, q=q, k=k, v=v, terms=terms, **rotated(stack.context(inputs.positions), q, k))
 
     return remake
+
+
+def hold(backend: str, inputs: AttentionInputs, parameters: list[Tensor], remake: Remake | None = None) -> None:
+    """Hold a backend's output and gradients against the reference's; without `remake` the call's terms stay."""
+    remake = remake or (lambda q, k, v: replace(inputs, q=q, k=k, v=v))
+    found, expected = (gradients(inputs, one, parameters, remake) for one in (backend, "reference"))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def hold_case(backend: str, case: Case, kind: str) -> AttentionInputs:
+    """The same for a call of a case, by the parameters of its schemes; returns the call."""
+    inputs, stack, layer, _ = call(case, kind)
+    hold(backend, inputs, [*stack.parameters(), *layer.parameters()], remaker(inputs, stack, layer))
+    return inputs
 
 
 def as_leaves(inputs: AttentionInputs, dtype: torch.dtype) -> tuple[AttentionInputs, dict]:
