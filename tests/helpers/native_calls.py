@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from helpers.scheme_calls import tensors_in
 from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.core.relations import Bucketed, Clipped, Folded, Segments
@@ -106,10 +107,4 @@ def make_call(terms: tuple[PositionTerms, ...], **chosen) -> AttentionInputs:
 
 def parameters_of(terms: tuple[PositionTerms, ...]) -> list[torch.Tensor]:
     """All tensors of terms that have gradients."""
-    found = []
-    for term in terms:
-        for name in term.present:
-            value = getattr(term, name)
-            value = (value.row, value.column) if isinstance(value, Reset) else value
-            found += value if isinstance(value, tuple) else [value] * (value is not True)
-    return found
+    return [tensor for term in terms for name in term.present for tensor in tensors_in(getattr(term, name))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,21 +12,9 @@ from cases import Case, build, terms_of
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.core.placement import Placement, PositionContext
 from relpos_fairseq.core.positions import Positions, index_of_tokens
-from relpos_fairseq.core.terms import PositionTerms
 
 Remake = Callable[[Tensor, Tensor, Tensor], AttentionInputs]
 CONTENT = ("q", "k", "v", "content_q", "content_k")
-TABLES = (
-    "query_vectors",
-    "query_offset",
-    "key_vectors",
-    "content_offset",
-    "gate",
-    "trilinear",
-    "static",
-    "value_vectors",
-    "contextual",
-)
 
 
 def shape_of(kind: str) -> dict:
@@ -148,32 +136,21 @@ def hold_case(backend: str, case: Case, kind: str) -> AttentionInputs:
     return inputs
 
 
-def as_leaves(inputs: AttentionInputs, dtype: torch.dtype) -> tuple[AttentionInputs, dict]:
+def tensors_in(value: object) -> list[Tensor]:
+    """The tensors of a term's part that want gradients."""
+    if isinstance(value, Tensor):
+        return [value] if value.requires_grad else []
+    parts = value if isinstance(value, tuple) else vars(value).values() if is_dataclass(value) else ()
+    return [tensor for part in parts for tensor in tensors_in(part)]
+
+
+def as_leaves(inputs: AttentionInputs, dtype: torch.dtype) -> tuple[AttentionInputs, dict[str, Tensor]]:
     """The call in another type, and by name all tensors that gradients are taken for."""
-    leaves: dict[str, Tensor] = {}
-
-    def leaf(name: str, value: Tensor) -> Tensor:
-        leaves[name] = value.detach().to(dtype).clone().requires_grad_()
-        return leaves[name]
-
-    def term_of(number: int, term: PositionTerms) -> PositionTerms:
-        found = {
-            name: leaf(f"{number}.{name}", getattr(term, name)) for name in TABLES if getattr(term, name) is not None
-        }
-        if term.static_factors is not None:
-            pair = zip("qk", term.static_factors, strict=True)
-            found["static_factors"] = tuple(leaf(f"{number}.factor_{n}", f) for n, f in pair)
-        if term.dense_bias is not None:
-            tensors = (leaf(f"{number}.dense_{n}", x) for n, x in enumerate(term.dense_bias.tensors))
-            found["dense_bias"] = replace(term.dense_bias, tensors=tuple(tensors))
-        if term.decay is not None:
-            sums = {n: leaf(f"{number}.decay_{n}", s) for n, s in vars(term.decay).items() if s is not None}
-            found["decay"] = replace(term.decay, **sums)
-        if term.reset is not None:
-            thetas = {n: leaf(f"{number}.{n}", getattr(term.reset, n)) for n in ("row", "column")}
-            found["reset"] = replace(term.reset, **thetas)
-        return replace(term, **found)
-
-    content = {n: leaf(n, getattr(inputs, n)) for n in CONTENT if getattr(inputs, n) is not None}
-    terms = tuple(term_of(number, term) for number, term in enumerate(inputs.terms))
-    return replace(inputs, terms=terms, **content), leaves
+    made = inputs.mapped(lambda tensor: tensor.detach().to(dtype).clone().requires_grad_())
+    leaves = {name: getattr(made, name) for name in CONTENT if getattr(made, name) is not None}
+    for number, term in enumerate(made.terms):
+        for name in term.present:
+            parts = tensors_in(getattr(term, name))
+            for place, tensor in enumerate(parts):
+                leaves[f"{number}.{name}" if len(parts) == 1 else f"{number}.{name}.{place}"] = tensor
+    return made, leaves
