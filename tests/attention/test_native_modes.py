@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.attention_calls import in_a_thread, same
+from helpers.attention_calls import in_a_thread, same, threads
 from helpers.scheme_calls import as_leaves
 from helpers.shaped_calls import EXACT, Shape, make_inputs, results
 from relpos_fairseq.attention import AttentionInputs, attend, native
@@ -47,14 +47,11 @@ def test_threads_change_no_bit(scheme: str) -> None:
         shape = Shape(200, after=3, batch=batch, heads=heads, masks=("right",) * (batch > 1))
         inputs, leaves = as_leaves(make_inputs(scheme, shape), torch.float32)
         inputs = replace(inputs, dropout=0.2)
-        found, before = [], torch.get_num_threads()
-        try:
-            for threads in (1, 2, 3):
-                torch.set_num_threads(threads)
-                torch.manual_seed(1)
+        found = []
+        for number in (1, 2, 3):
+            torch.manual_seed(1)
+            with threads(number):
                 found.append(results(inputs, leaves, "native"))
-        finally:
-            torch.set_num_threads(before)
         for other in found[1:]:
             for name, right in found[0].items():
                 # Torch's own product of a table with v has other bits with more threads.

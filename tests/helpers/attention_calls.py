@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -65,6 +66,17 @@ def in_a_thread(work: Callable[[], list[Tensor]]) -> list[Tensor]:
     """What `work` returns in a thread that has kept no storage yet."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Torch's number of threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def permuted(x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerModelBase
 from torch import Tensor, nn
 
+from cases import randomize
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerConfig, RelPosTransformerModel, nested
 
 SMALL = {
@@ -57,6 +58,14 @@ def fairseq_model(seed: int = 1, **values: Any) -> TransformerModelBase:
     config = nested(small_config(**values))
     config.no_token_positional_embeddings = False
     return TransformerModelBase.build_model(config, small_task()).eval()
+
+
+def randomized(model: nn.Module) -> nn.Module:
+    """The model with position parameters far from neutral."""
+    for name, module in model.named_modules():
+        if name.endswith(("position", "positions")):
+            randomize(module, len(name))
+    return model
 
 
 def batch(rows: int = 3, length: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
