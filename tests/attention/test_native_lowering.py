@@ -16,22 +16,17 @@ import torch
 from cases import CASES, INPUT, Case
 from helpers.forms import told_apart
 from helpers.native_calls import ODD, make_call, make_terms, parameters_of
-from helpers.native_formula import Libraries, use_formula
+from helpers.native_formula import Libraries
 from helpers.scheme_calls import hold, hold_case, shape_of
 from relpos_fairseq.attention import AttentionInputs, attend, native
 from relpos_fairseq.attention.step import supports_step
 from relpos_fairseq.core.relations import Clipped, Segments
 from relpos_fairseq.core.terms import PositionTerms, Reset
 
+pytestmark = pytest.mark.usefixtures("formula")
 IN_ATTENTION = told_apart(case for case in CASES if case.scheme not in INPUT and not case.without_kernel)
 KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
 HEAD = {"segment_encoding": "head"}
-
-
-@pytest.fixture(autouse=True)
-def formula(monkeypatch: pytest.MonkeyPatch) -> Libraries:
-    """Libraries that evaluate the formula, in place of compiled ones."""
-    return use_formula(monkeypatch)
 
 
 def cases() -> Iterator[object]:

@@ -17,9 +17,13 @@ from helpers.every_model import PADDING, language_model, recurrent, roberta, tra
 from helpers.lm_models import ABSOLUTE, small_lm, small_xl
 from helpers.models import assert_same_start, batch, randomized, small_model
 from helpers.roberta import small_roberta
+from relpos_fairseq.core.placement import PositionMismatchError
 from relpos_fairseq.models import relpos_roberta, relpos_transformer, relpos_transformer_lm, relpos_transformer_xl
+from relpos_fairseq.models.relpos_transformer_lm import ModelMismatchError
 from relpos_fairseq.schemes import scheme_names
 
+OTHER_MODEL = ModelMismatchError, "checkpoint of another model: "
+OTHER_SCHEME = PositionMismatchError, "trained with "
 HYBRIDS = ("learned+m4m", "sinusoidal+shaw", "rope+m4", "m2+m4m+shaw")
 STARTS = [
     *((small_model, scheme) for scheme in (*ENCODERS, *HYBRIDS, "rope+t5/t5+shaw")),
@@ -235,3 +239,34 @@ DRAWN = {"position_scheme": "m4", "position_random_at": "always"}
 def test_wrong_flags(make: Callable, flags: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**flags)
+
+
+M4 = {"position_scheme": "m4"}
+M4M = {"position_scheme": "m4m"}
+
+
+@pytest.mark.parametrize(
+    ("saved", "flags", "loaded", "others", "error", "message"),
+    [
+        (small_lm, M4, small_xl, M4 | {"decoder_normalize_before": True}, OTHER_MODEL, "lacks decoder.segment_recurr"),
+        (small_xl, M4, small_lm, M4, OTHER_MODEL, "has decoder.segment_recurrence"),
+        (small_model, M4, small_lm, M4, OTHER_MODEL, "has decoder.layers.0.encoder_attn"),
+        (
+            *(small_lm, M4 | {"decoder_ffn_embed_dim": 8}, small_lm, M4, OTHER_MODEL),
+            r"its decoder.layers.0.fc1.weight is \(8, 16\), here \(24, 16\)",
+        ),
+        *(
+            (make, M4, make, M4M, OTHER_SCHEME, ".m4 .*the flags say .m4m")
+            for make in (small_lm, small_xl, small_roberta)
+        ),
+        (
+            *(small_lm, {"position_scheme": "rope/none"}, small_lm, {"position_scheme": "none/rope"}, OTHER_SCHEME),
+            r"\[rope/none .* say \[none/rope ",
+        ),
+    ],
+)
+def test_checkpoints_of_another_model(saved, flags: dict, loaded, others: dict, error: tuple, message: str) -> None:
+    """One clear error, not a list of tensors."""
+    kind, beginning = error
+    with pytest.raises(kind, match=f"{beginning}.*{message}"):
+        loaded(**others).load_state_dict(dict(saved(**flags).state_dict()))

@@ -11,9 +11,8 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 
 from helpers.lm_models import SMALL, randomized, small_lm, small_xl, stream
-from helpers.models import small_model, small_task
-from relpos_fairseq.core.placement import PositionMismatchError, generation_of
-from relpos_fairseq.models.relpos_transformer_lm import ModelMismatchError
+from helpers.models import small_task
+from relpos_fairseq.core.placement import generation_of
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
 HYBRIDS = ("learned+m4m", "sinusoidal+shaw", "rope+m4", "m2+m4m+shaw", "rope+t5/t5+m4m")
@@ -126,11 +125,9 @@ def test_each_layer_is_that_of_its_own_scheme(scheme: str) -> None:
         torch.testing.assert_close(states[layer + 1], out, **EXACT)
 
 
-def test_a_layered_scheme_is_remembered_and_checked() -> None:
+def test_a_layered_scheme_is_remembered() -> None:
     model = small_lm(position_scheme="rope/none")
     assert model.decoder.positions.plan.describe() == "rope/none scale=1 segments=none"
-    with pytest.raises(PositionMismatchError, match=r"\[rope/none .* say \[none/rope "):
-        small_lm(position_scheme="none/rope").load_state_dict(model.state_dict())
 
 
 PLACED = [name for name in SCHEMES if scheme_class(name.split("+")[0]).uses_positions]
@@ -202,32 +199,3 @@ def test_a_table_sets_the_longest_input() -> None:
     longest = small_lm(position_scheme="shaw", max_target_positions=8)
     assert longest.max_positions() > 10**6
     assert longest(stream(1, 90))[0].isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("saved", "loaded", "message"),
-    [
-        (
-            small_lm,
-            lambda: small_xl(position_scheme="m4", decoder_normalize_before=True),
-            "lacks decoder.segment_recurrence",
-        ),
-        (small_xl, lambda: small_lm(position_scheme="m4"), "has decoder.segment_recurrence"),
-        (small_model, lambda: small_lm(position_scheme="m4"), "has decoder.layers.0.encoder_attn"),
-        (
-            lambda **flags: small_lm(decoder_ffn_embed_dim=8, **flags),
-            lambda: small_lm(position_scheme="m4"),
-            r"its decoder.layers.0.fc1.weight is \(8, 16\), here \(24, 16\)",
-        ),
-    ],
-)
-def test_checkpoints_of_another_model(saved, loaded, message: str) -> None:
-    """One clear error, not a list of tensors."""
-    with pytest.raises(ModelMismatchError, match=f"checkpoint of another model: .*{message}"):
-        loaded().load_state_dict(saved(position_scheme="m4").state_dict())
-
-
-def test_a_checkpoint_of_another_scheme() -> None:
-    for make in (small_lm, small_xl):
-        with pytest.raises(PositionMismatchError, match="trained with .m4 .*the flags say .m4m"):
-            make(position_scheme="m4m").load_state_dict(make(position_scheme="m4").state_dict())
