@@ -1,4 +1,4 @@
-"""Triton's interpreter, quicker: it would patch its language at each call, and make types anew for each value."""
+"""The native kernel's formula; and Triton's interpreter, quicker: it would patch at each call, and type each value."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
+import pytest
+
+from helpers.native_formula import Libraries, use_formula
 
 
 def _patch_once() -> None:
@@ -71,6 +74,12 @@ def _types_once() -> None:
 
     interpreter._get_np_dtype, core.block_type.__init__ = known_numpy, known_block
     core.tensor.__init__ = known_value
+
+
+@pytest.fixture
+def formula(monkeypatch: pytest.MonkeyPatch) -> Libraries:
+    """The native kernel's formula, evaluated by torch, in place of its compiled libraries."""
+    return use_formula(monkeypatch)
 
 
 if os.environ.get("TRITON_INTERPRET") == "1":

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from cases import BEYOND, CASES, INPUT, Case, build, terms_of
 from helpers import FULL
 from helpers.forms import in_turn, told_apart
-from helpers.scheme_calls import call, gradients, remaker
+from helpers.scheme_calls import call, hold_case
 from relpos_fairseq.attention import AttentionInputs, api, attend, blocked, native, step, triton
 from relpos_fairseq.attention.lowering import factors_of
 from relpos_fairseq.attention.reference import decay_logits
@@ -22,41 +23,23 @@ from relpos_fairseq.core.relations import Clipped
 from relpos_fairseq.core.terms import Decay, PositionTerms
 
 IN_ATTENTION = [*(case for case in CASES if case.scheme not in INPUT), *BEYOND]
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
+FIVE = Clipped(2, 2)  # distances
 KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
 
 
 @pytest.mark.parametrize(("case", "kind"), in_turn(told_apart(IN_ATTENTION), KINDS), ids=str)
 def test_blocked_gradients(case: Case, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of two rows, the last one shorter, give the reference's values and gradients."""
-    inputs, stack, layer, _ = call(case, kind)
-    parameters = [*stack.parameters(), *layer.parameters()]
-    remake = remaker(inputs, stack, layer)
-    expected, wanted = gradients(inputs, "reference", parameters, remake)
     monkeypatch.setattr(blocked, "slice_rows", lambda _: 2)
-    got, found = gradients(inputs, "blocked", parameters, remake)
-    torch.testing.assert_close(got, expected, **EXACT)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
+    hold_case("blocked", case, kind)
 
 
 FIRE_BEYOND = next(case for case in BEYOND if case.scheme == "fire")
 SERVED_BY_SDPA = [
-    Case("none"),
-    Case("rope"),
-    Case("alibi"),
-    Case("rel_scalar"),
-    Case("t5"),
-    Case("kerple"),
-    Case("abs_scalar"),
-    Case("tupe"),
-    Case("rope+rel_scalar"),
-    Case("fox"),
-    Case("cable"),
+    *map(Case, ("none", "rope", "alibi", "rel_scalar", "t5", "kerple", "abs_scalar", "tupe", "rope+rel_scalar")),
+    *map(Case, ("fox", "cable", "xpos", "pope")),
     Case("rel_scalar", {"segment_encoding": "head"}),
     FIRE_BEYOND,
-    Case("xpos"),
-    Case("pope"),
 ]
 
 
@@ -64,42 +47,31 @@ SERVED_BY_SDPA = [
 @pytest.mark.parametrize("case", SERVED_BY_SDPA, ids=str)
 def test_sdpa_gradients(case: Case, kind: str) -> None:
     """SDPA serves content alone and constant biases, exactly."""
-    inputs, stack, layer, _ = call(case, kind)
-    parameters = [*stack.parameters(), *layer.parameters()]
-    remake = remaker(inputs, stack, layer)
-    expected, wanted = gradients(inputs, "reference", parameters, remake)
-    got, found = gradients(inputs, "sdpa", parameters, remake)
-    torch.testing.assert_close(got, expected, **EXACT)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
+    hold_case("sdpa", case, kind)
 
 
 @pytest.mark.parametrize(
-    ("scheme", "field"),
+    ("scheme", "backend", "need_weights", "message"),
     [
-        ("shaw", "query_vectors"),
-        ("m4", "key_vectors"),
-        ("m2", "gate"),
-        ("m3", "trilinear"),
-        ("m4m", "product"),
-        ("transformer_xl", "content_offset"),
+        ("shaw", "sdpa", False, "backend sdpa cannot evaluate .*query_vectors"),
+        ("m4", "sdpa", False, "backend sdpa cannot evaluate .*key_vectors"),
+        ("m2", "sdpa", False, "backend sdpa cannot evaluate .*gate"),
+        ("m3", "sdpa", False, "backend sdpa cannot evaluate .*trilinear"),
+        ("m4m", "sdpa", False, "backend sdpa cannot evaluate .*product"),
+        ("transformer_xl", "sdpa", False, "backend sdpa cannot evaluate .*content_offset"),
+        ("none", "sdpa", True, "backend sdpa .*need_weights"),
+        ("none", "flash", False, "unknown attention backend 'flash'"),
     ],
 )
-def test_sdpa_refuses_by_name(scheme: str, field: str) -> None:
+def test_refusals_name_backend_and_reason(scheme: str, backend: str, need_weights: bool, message: str) -> None:
     """A backend that cannot evaluate a term says which, and names itself."""
     inputs, *_ = call(Case(scheme), "square")
-    with pytest.raises(ValueError, match=f"backend sdpa cannot evaluate .*{field}"):
-        attend(inputs, "sdpa")
+    with pytest.raises(ValueError, match=message):
+        attend(inputs, backend, need_weights=need_weights)
 
 
-def test_refusals_name_backend_and_reason() -> None:
-    """Unknown backends, probabilities from SDPA, and vectors over segments are refused."""
-    inputs, _, layer, _ = call(Case("none"), "square")
-    with pytest.raises(ValueError, match="unknown attention backend 'flash'"):
-        attend(inputs, "flash")
-    with pytest.raises(ValueError, match="backend sdpa .*need_weights"):
-        attend(inputs, "sdpa", need_weights=True)
-    inputs, _, layer, _ = call(Case("rel_scalar", {"segment_encoding": "head"}), "square")
+def test_vectors_over_segments_are_refused() -> None:
+    inputs, *_ = call(Case("rel_scalar", {"segment_encoding": "head"}), "square")
     relation = inputs.terms[-1].relation
     vectors = PositionTerms(relation, query_vectors=torch.zeros(1, relation.size, 4).double())
     with pytest.raises(ValueError, match="backend blocked .*query_vectors over Segments"):
@@ -207,13 +179,6 @@ def test_auto_knows_a_few_tokens_by_their_number(
         assert api.choose(one) == expected
 
 
-def plain_inputs(batch: int, heads: int, length: int, dim: int, dtype: torch.dtype, **kwargs):
-    """Inputs without terms."""
-    q, k, v = (torch.randn(batch, heads, length, dim).to(dtype) for _ in range(3))
-    positions = Positions(length, length)
-    return AttentionInputs(q, k, v, (), positions, dim**-0.5, **kwargs)
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_kernels_lose_nothing_of_a_long_decay(dtype: torch.dtype, weighted: bool) -> None:
@@ -249,40 +214,6 @@ def test_products_do_not_overflow_fp16() -> None:
         assert attend(loud, backend)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa"])
-def test_dropout_in_distribution(backend: str) -> None:
-    """Dropped probabilities keep their mean, and drop at the asked rate."""
-    torch.manual_seed(0)
-    probability = 0.3
-    inputs = plain_inputs(400, 2, 6, 4, torch.float64, dropout=probability)
-    one = replace(inputs, q=inputs.q[:1], k=inputs.k[:1], v=inputs.v[:1], dropout=0.0)
-    same = {n: getattr(inputs, n)[:1].expand(400, -1, -1, -1).clone() for n in ("q", "k", "v")}
-    out, _ = attend(replace(inputs, **same), backend)
-    expected, probs = attend(one, "reference", need_weights=True)
-    spread = out.std(dim=0) / 400**0.5
-    assert ((out.mean(dim=0) - expected[0]).abs() < 5 * spread + 1e-9).all()
-    variance = probability / (1 - probability) * (probs[0] ** 2 @ one.v[0] ** 2)
-    assert ((out.var(dim=0) / variance - 1).abs() < 0.5).all()
-
-
-def test_dropout_is_replayed_in_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices evaluated again in the backward pass drop the same probabilities."""
-    inputs, stack, layer, _ = call(Case("shaw"), "square")
-    inputs = replace(inputs, dropout=0.4)
-    monkeypatch.setattr(blocked, "slice_rows", lambda _: 2)
-    remake = remaker(inputs, stack, layer)
-
-    def loss(v: Tensor) -> Tensor:
-        torch.manual_seed(3)
-        return attend(remake(inputs.q, inputs.k, v), "blocked")[0].square().sum()
-
-    v = inputs.v.clone().requires_grad_()
-    (found,) = torch.autograd.grad(loss(v), v)
-    nudge = torch.randn_like(inputs.v) * 1e-6
-    slope = (loss(inputs.v + nudge) - loss(inputs.v - nudge)) / 2
-    torch.testing.assert_close((found * nudge).sum(), slope, rtol=1e-5, atol=1e-12)
-
-
 def test_dropout_falls_before_the_value_vectors() -> None:
     """Shaw's value term meets dropped probabilities, as values do."""
     inputs, *_ = call(Case("shaw"), "square")
@@ -294,55 +225,42 @@ def test_dropout_falls_before_the_value_vectors() -> None:
     torch.testing.assert_close(out, expected)
 
 
+class Largest(TorchDispatchMode):
+    """Remembers how many elements the largest tensor has that any operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for item in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(item, Tensor):
+                self.elements = max(self.elements, item.untyped_storage().nbytes() // item.element_size())
+        return out
+
+
 @pytest.mark.parametrize("scheme", ["shaw", "m4", "rel_scalar", "transformer_xl", "tupe", "m3"])
-def test_memory_is_linear_in_length(scheme: str) -> None:
+def test_memory_is_linear_in_length(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No tensor of a training step has T^2 elements beyond one slice's budget."""
-    largest = {length: _largest_tensor(scheme, length) for length in (256, 512)}
-    assert largest[512] <= 2.1 * max(largest[256], 1 << 14)
-
-
-def _largest_tensor(scheme: str, length: int) -> int:
-    """Elements of the largest tensor that a forward and backward pass makes."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Watch(TorchDispatchMode):
-        largest = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            for item in out if isinstance(out, (tuple, list)) else (out,):
-                if isinstance(item, Tensor):
-                    storage = item.untyped_storage().nbytes() // max(item.element_size(), 1)
-                    Watch.largest = max(Watch.largest, storage)
-            return out
-
-    budget = blocked.SLICE_ELEMENTS["cpu"]
-    blocked.SLICE_ELEMENTS["cpu"] = 1 << 12
-    try:
+    monkeypatch.setitem(blocked.SLICE_ELEMENTS, "cpu", 1 << 12)
+    found = []
+    for length in (256, 512):
         stack, layer = build(Case(scheme), heads=1, dim=8, longest=length)
         positions = Positions(length, length)
-        q, k, v = (torch.randn(1, 1, length, 8, dtype=torch.float64) for _ in range(3))
-        q.requires_grad_()
-        with Watch():
-            context = stack.context(positions)
-            terms = context.shared + layer.evaluate(positions).terms
-            call_ = AttentionInputs(q, k, v, terms, positions, stack.plan.scale)
-            attend(call_, "blocked")[0].sum().backward()
-    finally:
-        blocked.SLICE_ELEMENTS["cpu"] = budget
-    return Watch.largest
+        q, k, v = torch.randn(3, 1, 1, length, 8, dtype=torch.float64, requires_grad=True)
+        with Largest() as largest:
+            inputs = AttentionInputs(q, k, v, terms_of(stack, layer, positions), positions, stack.plan.scale)
+            attend(inputs, "blocked")[0].sum().backward()
+        found.append(largest.elements)
+    assert found[1] <= 2.1 * max(found[0], 1 << 14)
 
 
 def test_slices_follow_shape_alone() -> None:
     """Slices are fixed by shape: few rows for long keys, all rows for short ones."""
-    assert blocked.slice_rows(plain_inputs(2, 4, 20, 4, torch.float32)) >= 20
-    meta = AttentionInputs(
-        *(torch.empty(4, 12, 4096, 64, device="meta") for _ in range(3)),
-        terms=(),
-        positions=Positions(4096, 4096),
-        scale=1.0,
+    short, long = (
+        AttentionInputs(*[torch.empty(*size, device="meta")] * 3, (), Positions(size[2], size[2]), 1.0)
+        for size in ((2, 4, 20, 4), (4, 12, 4096, 64))
     )
-    assert blocked.slice_rows(meta) == blocked.LEAST_ROWS
+    assert blocked.slice_rows(short) >= 20 and blocked.slice_rows(long) == blocked.LEAST_ROWS
 
 
 def test_decoding_recomputes_nothing_for_all_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,14 +283,18 @@ def test_decoding_recomputes_nothing_for_all_keys(monkeypatch: pytest.MonkeyPatc
         assert counted.get_total_flops() <= 1.15 * plain.get_total_flops(), scheme
 
 
-def test_terms_check_their_shapes() -> None:
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"relation": FIVE, "query_vectors": torch.zeros(1, 4, 8)}, r"query_vectors must be \(heads, 5, head_dim\)"),
+        ({"gate": torch.zeros(1, 4)}, "gate needs a relation"),
+        ({"relation": FIVE, "query_vectors": torch.zeros(1, 5, 8), "product": True}, "product term needs both"),
+    ],
+)
+def test_terms_check_their_shapes(given: dict, message: str) -> None:
     """A table that does not fit its relation is refused where it is made."""
-    with pytest.raises(ValueError, match=r"query_vectors must be \(heads, 5, head_dim\)"):
-        PositionTerms(Clipped(2, 2), query_vectors=torch.zeros(1, 4, 8))
-    with pytest.raises(ValueError, match="gate needs a relation"):
-        PositionTerms(gate=torch.zeros(1, 4))
-    with pytest.raises(ValueError, match="product term needs both"):
-        PositionTerms(Clipped(2, 2), query_vectors=torch.zeros(1, 5, 8), product=True)
+    with pytest.raises(ValueError, match=message):
+        PositionTerms(**given)
 
 
 @pytest.mark.gpu
@@ -425,18 +347,3 @@ def test_kernels_refuse_new_terms_by_name(backend: str) -> None:
         assert re.search(named, api._MODULES[backend].refusal_anywhere(inputs) or "")
     inputs, *_ = call(Case("pope"), "square")
     assert (native.refusal_anywhere(inputs) is None) and triton.refusal_anywhere(inputs)
-
-
-@pytest.mark.parametrize("case", [Case("pope"), Case("xpos"), Case("fire")], ids=str)
-def test_native_gradients_of_new_schemes(case: Case) -> None:
-    """Content of 2D channels beside values of D, decay and a learned function."""
-    if native.build.problem(torch.float64) is not None:
-        pytest.skip("no compiler")
-    inputs, stack, layer, _ = call(case, "causal")
-    parameters = [*stack.parameters(), *layer.parameters()]
-    remake = remaker(inputs, stack, layer)
-    expected, wanted = gradients(inputs, "reference", parameters, remake)
-    got, found = gradients(inputs, "native", parameters, remake)
-    torch.testing.assert_close(got, expected, **EXACT)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,16 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cases import CLIPPED, Case, build
-from helpers.attention_calls import Call, Interrupt, expanded, in_a_thread, permuted, same, strided, weighted
-from helpers.native_calls import ODD, make_terms, parameters_of
-from helpers.native_calls import make_call as make_odd
-from helpers.scheme_calls import gradients, remaker
+from cases import CLIPPED
+from helpers.attention_calls import Call, same
+from helpers.native_calls import ODD, make_call, make_terms, parameters_of
+from helpers.scheme_calls import as_leaves, hold, weighted
+from helpers.shaped_calls import Shape, compare, make_inputs
 from relpos_fairseq.attention import AttentionInputs, attend, blocked, relative_shift
-from relpos_fairseq.attention import triton as kernels
 from relpos_fairseq.core.positions import Positions
 
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
 # Every kind of term, alone and beside others.
 SCHEMES = (
     *("none", "shaw", "shaw_keys", "transformer_xl", "t5", "m1", "m2", "m3", "m4", "m4m"),
@@ -39,52 +35,11 @@ def _several_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked, "slice_rows", lambda _: ROWS)
 
 
-def make_call(case: Case, tgt_len: int, memory: int, causal: bool, mask: str, batch: int = 3):
-    """A call in fp64 with random parameters, and what remakes it."""
-    stack, layer = build(case, causal=causal, heads=3, dim=4, longest=tgt_len + memory)
-    src_len = tgt_len + memory
-    generator = torch.Generator().manual_seed(tgt_len * 31 + src_len)
-
-    def draw(length: int) -> torch.Tensor:
-        return torch.randn(batch, 3, length, 4, generator=generator, dtype=torch.float64)
-
-    segments = (torch.arange(src_len) > src_len // 2).long().expand(batch, -1)
-    index = torch.arange(src_len).expand(batch, -1).clone()
-    if mask == "padding" and not causal:  # one row is padded on the left
-        index[2] = (index[2] - src_len // 4).clamp(min=0)
-    positions = Positions(tgt_len, src_len, memory, token_index=index, segments=segments)
-    chosen = {}
-    if mask == "padding":
-        padding = torch.zeros(batch, src_len, dtype=torch.bool)
-        padding[1, src_len - src_len // 3 :] = True
-        padding[2, : 0 if causal else src_len // 4] = True
-        chosen["key_padding"] = padding
-    elif mask == "dead":
-        chosen["key_padding"] = torch.zeros(batch, src_len, dtype=torch.bool)
-        chosen["key_padding"][0] = True
-    elif mask == "window" and causal:
-        chosen["window"] = max(1, src_len // 3)
-    elif mask == "documents":
-        edges = torch.rand(batch, src_len, generator=generator) < 0.2
-        chosen["documents"] = edges.long().cumsum(1)
-    q, k, v = draw(tgt_len), draw(src_len), draw(src_len)
-    inputs = AttentionInputs(q, k, v, (), positions, stack.plan.scale, causal=causal, **chosen)
-    remake = remaker(inputs, stack, layer)
-    return remake(q, k, v), [*stack.parameters(), *layer.parameters()], remake
-
-
-def compare(inputs: AttentionInputs, parameters: list, remake) -> None:
-    """Hold values and gradients against the reference's."""
-    expected, wanted = gradients(inputs, "reference", parameters, remake)
-    got, found = gradients(inputs, "blocked", parameters, remake)
-    torch.testing.assert_close(got, expected, **EXACT)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
-
-
-def filled(grads: Iterable[Tensor | None], wanted: Iterable[Tensor]) -> list[Tensor]:
-    """Zeros in place of gradients that are None."""
-    return [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
+def masked(mask: str, tgt_len: int, before: int, causal: bool) -> Shape:
+    """Three rows of three heads under a mask; a window is for causal calls."""
+    masks = {"padding": ("left", "right"), "dead": ("dead",), "documents": ("documents",)}.get(mask, ())
+    window = max(1, (tgt_len + before) // 3) if mask == "window" and causal else None
+    return Shape(tgt_len, before, batch=3, heads=3, causal=causal, masks=masks, window=window)
 
 
 @settings(max_examples=100, deadline=None)
@@ -92,19 +47,16 @@ def filled(grads: Iterable[Tensor | None], wanted: Iterable[Tensor]) -> list[Ten
 def test_equals_the_reference(data: st.DataObject) -> None:
     """Output and all gradients, for any lengths, clip distance, mask, slices and chunks of keys."""
     name = data.draw(st.sampled_from(SCHEMES))
-    flags = {}
-    if set(CLIPPED) & set(name.split("+")):
-        flags["position_clip_distance"] = str(data.draw(st.sampled_from([0, 1, 2, 3, 9, 16, 40])))
-        if "+" not in name:
-            flags["position_share"] = data.draw(st.sampled_from(["none", "heads"]))
-    tgt_len, causal = data.draw(st.integers(1, 70)), data.draw(st.booleans())
-    memory = data.draw(st.integers(0, 40)) if "tupe" not in name and "abs" not in name else 0
-    call = make_call(Case(name, flags), tgt_len, memory, causal, data.draw(st.sampled_from(MASKS)))
+    shared = name in CLIPPED and {"share": data.draw(st.sampled_from(["none", "heads"]))}
+    causal, clip = data.draw(st.booleans()), data.draw(st.sampled_from([0, 1, 2, 3, 9, 16, 40]))
+    shape = masked(
+        data.draw(st.sampled_from(MASKS)), data.draw(st.integers(1, 70)), data.draw(st.integers(0, 40)), causal
+    )
     rows = data.draw(st.sampled_from([1, 2, 5, 16, 33, 128]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocked, "slice_rows", lambda _: rows)
         patch.setattr(relative_shift, "LEAST_KEYS", data.draw(st.sampled_from([1, 7, 64])))
-        compare(*call)
+        compare(make_inputs(name, replace(shape, clip=clip), **shared), backend="blocked")
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -112,8 +64,7 @@ def test_equals_the_reference(data: st.DataObject) -> None:
 @pytest.mark.parametrize("causal", [False, True], ids=["both", "causal"])
 def test_every_mask(scheme: str, mask: str, causal: bool) -> None:
     """Padding, windows, documents, and a row of the batch without any key."""
-    memory = 0 if scheme == "tupe" else 9
-    compare(*make_call(Case(scheme), 67, memory, causal, mask))
+    compare(make_inputs(scheme, masked(mask, 67, 9, causal)), backend="blocked")
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -121,15 +72,7 @@ def test_terms_of_no_scheme(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several terms of a kind, resets of all kinds, segments; values are wider than queries."""
     monkeypatch.setattr(blocked, "slice_rows", lambda _: 3)
     terms = make_terms(kind)
-    found = []
-    for backend in ("blocked", "reference"):
-        inputs = make_odd(terms)
-        leaves = [x.requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
-        out, _ = attend(inputs, backend)
-        wanted = [*leaves, *parameters_of(terms)]
-        grads = torch.autograd.grad(weighted(out), wanted, allow_unused=True)
-        found.append([out.detach(), *filled(grads, wanted)])
-    same(*found)
+    hold("blocked", make_call(terms), parameters_of(terms))
 
 
 @settings(max_examples=25, deadline=None)
@@ -165,10 +108,10 @@ def test_probabilities_have_gradients(scheme: str, causal: bool) -> None:
         leaves = [x.clone().requires_grad_() for x in call.qkv]
         out, probs = attend(call.inputs(*leaves), backend, need_weights=True)
         wanted = [*leaves, *call.parameters]
-        grads = torch.autograd.grad(weighted(out) + 3 * weighted(probs), wanted, allow_unused=True)
+        grads = torch.autograd.grad(weighted(out) + 3 * weighted(probs), wanted, materialize_grads=True)
         again = attend(call.inputs(*leaves), backend, need_weights=True)[1]
         of_probs = torch.autograd.grad(weighted(again), leaves[0])
-        found.append([out.detach(), probs.detach(), *filled(grads, wanted), *of_probs])
+        found.append([out.detach(), probs.detach(), *grads, *of_probs])
     same(*found)
 
 
@@ -184,129 +127,6 @@ def test_dropout_is_drawn_anew_for_every_slice_and_call(monkeypatch: pytest.Monk
     assert (first != second).any()
     patterns = {bytes(part.flatten().tolist()) for part in first.view(4, 4, 16, 64).flatten(0, 1)}
     assert len(patterns) == 16
-
-
-# --- what callers do beside ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", [permuted, strided, expanded], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("scheme", RICH)
-def test_layouts(scheme: str, layout: Callable[[Tensor], Tensor]) -> None:
-    """Strides change nothing."""
-    call = Call(scheme)
-    odd = [layout(x) for x in call.qkv]
-    same(call.gradients(odd), call.gradients([x.contiguous() for x in odd], "reference"))
-
-
-@pytest.mark.parametrize("scheme", RICH)
-def test_few_tokens(scheme: str) -> None:
-    """A sequence of one token and of two, whole or as a step; T = 1 that is no step."""
-    for length in (1, 2):
-        for causal in (False, True):
-            call = Call(scheme, length, causal=causal)
-            same(call.gradients(call.qkv), call.gradients(call.qkv, "reference"))
-    call = Call(scheme, 150)
-    call.positions = Positions(1, 150, 70)
-    leaves = [call.qkv[0][:, :, 70:71], *call.qkv[1:]]
-    same(call.gradients(leaves), call.gradients(leaves, "reference"))
-
-
-@pytest.mark.parametrize("scheme", RICH)
-@pytest.mark.parametrize("causal", [False, True], ids=["both", "causal"])
-def test_no_key_is_left(scheme: str, causal: bool) -> None:
-    """A padded row gives 0 and no gradient, and never NaN; left padding leaves causal rows none."""
-    padding = torch.zeros(2, 200, dtype=torch.bool)
-    padding[0], padding[1, :130] = True, True
-    call = Call(scheme, causal=causal, key_padding=padding)
-    found = call.gradients(call.qkv)
-    assert not found[0][0].any() and not any(part[0].any() for part in found[1:4])
-    assert not causal or not found[0][1, :, :130].any()
-    same(found, call.gradients(call.qkv, "reference"))
-
-
-@pytest.mark.parametrize("scheme", RICH)
-def test_gradients_of_some(scheme: str) -> None:
-    """Whichever of q, k, v and the parameters wants a gradient gets that of all wanting one."""
-    call = Call(scheme, 100)
-    whole = call.gradients(call.qkv)[1:]
-    everything = [x.clone() for x in call.qkv] + call.parameters
-    for chosen in range(len(everything)):
-        for number, tensor in enumerate(everything):
-            tensor.requires_grad_(number == chosen)
-        out = call.attend(*everything[:3])
-        (found,) = torch.autograd.grad(weighted(out), everything[chosen])
-        torch.testing.assert_close(found, whole[chosen], **EXACT)
-
-
-def test_one_tensor_thrice() -> None:
-    """Queries, keys and values may be the same tensor."""
-    call = Call("shaw")
-    found = []
-    for backend in ("blocked", "reference"):
-        x = call.qkv[0].clone().requires_grad_()
-        found.append(torch.autograd.grad(weighted(call.attend(x, x, x, backend)), x))
-    same(*found)
-
-
-@pytest.mark.parametrize("scheme", RICH)
-def test_twice_through_one_graph(scheme: str) -> None:
-    """A graph that is kept gives the same bits again; an expanded upstream gradient is one too."""
-    call = Call(scheme)
-    leaves = [x.clone().requires_grad_() for x in call.qkv]
-    out = call.attend(*leaves)
-    wanted = [*leaves, *call.parameters]
-    first, again = (torch.autograd.grad(out.sum(), wanted, retain_graph=True, allow_unused=True) for _ in "ab")
-    dense = torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
-    for one, two, three in zip(first, again, dense, strict=True):
-        assert one is two is three is None or torch.equal(one, two) and torch.equal(one, three)
-
-
-@pytest.mark.parametrize(
-    ("scheme", "backend"), [("shaw", "blocked"), ("m3", "blocked"), ("rel_scalar", "blocked"), ("m4m", "triton")]
-)
-def test_no_second_derivative(scheme: str, backend: str) -> None:
-    """A gradient's gradient is refused, not wrong."""
-    call = Call(scheme, 200 if backend == "blocked" else 20)
-    if backend == "triton":
-        pytest.importorskip("triton")
-        if not kernels.interpreted():
-            pytest.skip("needs the interpreter (TRITON_INTERPRET=1)")
-    q = call.qkv[0].clone().requires_grad_()
-    out = call.attend(q, *call.qkv[1:], backend)
-    (first,) = torch.autograd.grad(weighted(out), q, create_graph=True)
-    torch.testing.assert_close(first, call.gradients(call.qkv, backend)[1], rtol=0, atol=0)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(first.square().sum(), q)
-
-
-def test_hooks_see_gradients() -> None:
-    """Hooks on leaves, and on what autograd saves, are called and may change what they see."""
-    call = Call("tupe")
-    plain = call.gradients(call.qkv)
-    q = call.qkv[0].clone().requires_grad_()
-    q.register_hook(lambda grad: 2 * grad)
-    packed = []
-
-    def pack(x: Tensor) -> Tensor:
-        packed.append(x.shape)
-        return x.clone()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        out = call.attend(q, *call.qkv[1:])
-    (found,) = torch.autograd.grad(weighted(out), q)
-    torch.testing.assert_close(found, 2 * plain[1], **EXACT)
-    assert packed
-
-
-def test_what_was_changed_since_is_seen() -> None:
-    """Writing into an input between forward and backward pass is an error, as in torch."""
-    call = Call("shaw")
-    k = call.qkv[1].clone()
-    q = call.qkv[0].clone().requires_grad_()
-    out = call.attend(q, k, call.qkv[2])
-    k.zero_()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
 
 
 def test_long_sums_round_little() -> None:
@@ -331,27 +151,6 @@ def test_long_sums_round_little() -> None:
         assert (one - value).abs().max() <= 2 * ((other - value).abs().max() + rounding)
 
 
-# --- modes, threads and interruptions ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scheme", RICH)
-def test_inference_mode_and_back(scheme: str) -> None:
-    """Evaluation in inference mode, then training, then evaluation, in one thread."""
-    call = Call(scheme)
-    expected = call.gradients(call.qkv, "reference")
-
-    def work() -> list[Tensor]:
-        found = []
-        for _ in range(2):
-            for mode in (torch.inference_mode, torch.no_grad):
-                with mode():
-                    found.append(call.attend(*call.qkv))
-            found += call.gradients(call.qkv)
-        return [part.clone() for part in found]
-
-    same(in_a_thread(work), 2 * [expected[0], expected[0], *expected])
-
-
 @pytest.mark.parametrize("graph", [False, True])
 def test_no_more_than_two_slices_are_held(graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is linear in length: a slice's probabilities are let go before the one after the next is formed."""
@@ -364,56 +163,10 @@ def test_no_more_than_two_slices_are_held(graph: bool, monkeypatch: pytest.Monke
         return out, probs
 
     monkeypatch.setattr(blocked, "_attend_slice", watched)
-    call, *_ = make_call(Case("m4"), 6 * ROWS, 0, False, "none")
+    call, _ = as_leaves(make_inputs("m4", Shape(6 * ROWS)), torch.float64)
     with torch.set_grad_enabled(graph):
         out, probs = attend(call, "blocked", need_weights=False)
         if graph:
             out.sum().backward()
     assert probs is None and len(formed) == 6 * (1 + graph)
     assert max(alive) <= 1
-
-
-@pytest.mark.parametrize("scheme", ["m4", "shaw", "m3", "rel_scalar"])
-def test_autocast(scheme: str) -> None:
-    """Neither pass is touched by autocast, whether it is on around one, the other or both."""
-    call = Call(scheme)
-    for module in (call.stack, call.layer):
-        module.float()
-    leaves = [x.float() for x in call.qkv]
-    plain = call.gradients(leaves)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = call.gradients(leaves)
-    same(inside, plain, rtol=1e-4, atol=1e-5)
-
-
-def test_threads_at_once() -> None:
-    """Threads that call at the same time, different shapes and schemes, do not meet."""
-    names = ("shaw", "m4", "transformer_xl", "m4m", "m3", "rel_scalar", "m2", "tupe", "none")
-    calls = [Call(scheme, length) for length, scheme in enumerate(names, 93)]
-    expected = [call.gradients(call.qkv) for call in calls]
-    begin = threading.Barrier(len(calls))
-
-    def work(call: Call) -> list[Tensor]:
-        begin.wait(timeout=60)
-        return call.gradients(call.qkv)
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        found = list(pool.map(work, calls))
-    for one, other in zip(found, expected, strict=True):
-        same(one, other, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("scheme", RICH)
-def test_nothing_is_left_behind(scheme: str) -> None:
-    """After an exception in either pass, or a call full of NaN, the next gives the same bits."""
-    call = Call(scheme, 100)
-    expected = call.gradients(call.qkv)
-    for after in (1, 5, 23, 60, 150):
-        try:
-            with Interrupt(after):
-                call.gradients(call.qkv)
-        except KeyboardInterrupt:
-            pass
-        same(call.gradients(call.qkv), expected, rtol=0, atol=0)
-    call.gradients([x * float("nan") for x in call.qkv])
-    same(call.gradients(call.qkv), expected, rtol=0, atol=0)

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import Case, build
-from helpers.scheme_calls import remaker
-from relpos_fairseq.attention import BACKENDS, AttentionInputs, attend, native, triton
-from relpos_fairseq.core.positions import Positions
+from helpers.scheme_calls import as_leaves
+from helpers.shaped_calls import Shape, make_inputs, results
+from relpos_fairseq.attention import BACKENDS, AttentionInputs, attend, blocked, native, reference, triton
 
 BATCH, HEADS, LENGTH, RATE = 2, 2, 128, 0.3  # heads as wide as long: unit values show the mask
 SCHEMES = ("none", "rel_scalar", "shaw", "m2", "m4m")
@@ -28,8 +27,9 @@ SERVED = [
 
 
 @pytest.fixture(autouse=True)
-def _whole_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels take a head as one tile: interpreted, they cost by the tile."""
+def _slices_and_whole_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocked has several slices; kernels take a head as one tile: interpreted, they cost by the tile."""
+    monkeypatch.setattr(blocked, "slice_rows", lambda _: 50)
     if "triton" not in UNSERVED:
         from relpos_fairseq.attention.triton import kernel_args
 
@@ -37,21 +37,13 @@ def _whole_heads(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernel_args, "launch_of", lambda *args, **kwargs: tile)
 
 
-def make_call(scheme: str, causal: bool = False):
-    """A call with dropout in fp32, its parameters, and what remakes it."""
-    flags = {} if scheme == "none" else {"position_clip_distance": "3"}
-    stack, layer = build(Case(scheme, flags), causal=causal, heads=HEADS, dim=LENGTH, longest=LENGTH)
-    stack.float(), layer.float()
-    generator = torch.Generator().manual_seed(5)
-    q, k, v = (torch.randn(BATCH, HEADS, LENGTH, LENGTH, generator=generator) for _ in range(3))
-    for module in (stack, layer):
-        for parameter in module.parameters():
-            parameter.data.mul_(0.3)
-    positions = Positions(LENGTH, LENGTH)
-    scale = stack.plan.scale
-    inputs = AttentionInputs(q, k, v, (), positions, scale, causal=causal, dropout=RATE)
-    remake = remaker(inputs, stack, layer)
-    return remake(q, k, v), [*stack.parameters(), *layer.parameters()], remake
+def make_call(scheme: str, causal: bool = False) -> tuple[AttentionInputs, dict[str, Tensor]]:
+    """A call with dropout in fp32, and its leaves; tables weigh less than content."""
+    made = make_inputs(scheme, Shape(LENGTH, batch=BATCH, heads=HEADS, dim=LENGTH, causal=causal))
+    inputs, leaves = as_leaves(replace(made, dropout=RATE), torch.float32)
+    for name in leaves.keys() - set("qkv"):
+        leaves[name].data.mul_(0.3)
+    return inputs, leaves
 
 
 def dropped_probabilities(inputs: AttentionInputs, backend: str, seed: int) -> Tensor:
@@ -74,7 +66,7 @@ def plain_probabilities(inputs: AttentionInputs) -> Tensor:
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name not in UNSERVED])
 def test_cells_are_dropped_independently(backend: str) -> None:
     """Each cell at the asked rate, alike over seeds, and no two of them together."""
-    inputs, *_ = make_call("none")
+    inputs, _ = make_call("none")
     seeds = 30
     kept = torch.stack([dropped_probabilities(inputs, backend, s) > 0 for s in range(seeds)])
     kept = kept.double()
@@ -93,7 +85,7 @@ def test_cells_are_dropped_independently(backend: str) -> None:
 @pytest.mark.parametrize(("backend", "scheme"), SERVED)
 def test_survivors_are_scaled(backend: str, scheme: str) -> None:
     """What is kept is the probability over 1 - p, and so the mean over many seeds is kept."""
-    inputs, *_ = make_call(scheme)
+    inputs, _ = make_call(scheme)
     probs = plain_probabilities(inputs)
     total, seeds = torch.zeros_like(probs), 12
     for seed in range(seeds):
@@ -108,49 +100,24 @@ def test_survivors_are_scaled(backend: str, scheme: str) -> None:
 
 @pytest.mark.parametrize("causal", [False, True], ids=["both", "causal"])
 @pytest.mark.parametrize(("backend", "scheme"), SERVED)
-def test_both_directions_use_one_mask(backend: str, scheme: str, causal: bool) -> None:
+def test_both_directions_use_one_mask(backend: str, scheme: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The output and every gradient are those of the formula under the mask of the seed."""
-    inputs, parameters, remake = make_call(scheme, causal)
+    inputs, leaves = make_call(scheme, causal)
     mask = (dropped_probabilities(inputs, backend, 11) > 0) / (1 - RATE)
-
-    def run(attention) -> tuple[Tensor, ...]:
-        leaves = [x.detach().clone().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
-        torch.manual_seed(11)
-        out = attention(remake(*leaves))
-        upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
-        return out.detach(), *torch.autograd.grad(out, [*leaves, *parameters], upstream)
-
-    def by_formula(again: AttentionInputs) -> Tensor:
-        dropped = plain_probabilities(again) * mask
-        out = dropped @ again.v
-        for term in again.terms:
-            if term.value_vectors is not None:
-                vectors = term.value_vectors[:, term.relation.ids(again.positions)[0]]
-                vectors = vectors.expand(HEADS, -1, -1, -1)
-                out = out + torch.einsum("bhij,hijd->bhid", dropped, vectors)
-        return out
-
-    def by_backend(again: AttentionInputs) -> Tensor:
-        return attend(again, backend)[0]
-
-    expected = run(by_formula)
-    for found, right in zip(run(by_backend), expected, strict=True):
-        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4 * float(right.abs().max()))
+    torch.manual_seed(11)
+    found = results(inputs, leaves, backend)
+    monkeypatch.setattr(reference, "drop", lambda probs, rate: probs * mask)
+    for name, right in results(inputs, leaves, "reference").items():
+        torch.testing.assert_close(found[name], right, rtol=1e-4, atol=1e-4 * float(right.abs().max()))
 
 
 @pytest.mark.parametrize(("backend", "scheme"), SERVED)
 def test_a_seed_gives_the_same_bits(backend: str, scheme: str) -> None:
     """The seed decides; the next call draws anew."""
-    inputs, parameters, remake = make_call(scheme)
-
-    def run() -> tuple[Tensor, ...]:
-        leaves = [x.detach().clone().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
-        out, _ = attend(remake(*leaves), backend)
-        return out.detach(), *torch.autograd.grad(out.square().sum(), [*leaves, *parameters])
-
+    call = make_call(scheme)
     torch.manual_seed(4)
-    first, other = run(), run()
+    first, other = (results(*call, backend) for _ in range(2))
     torch.manual_seed(4)
-    again = run()
-    assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
-    assert not torch.equal(first[0], other[0])
+    again = results(*call, backend)
+    assert all(torch.equal(again[name], one) for name, one in first.items())
+    assert not torch.equal(first["output"], other["output"])

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from cases import CASES, CLIPPED, INPUT, LIKE_OTHERS, Case, build, terms_of
-from helpers import FULL
+from cases import CASES, INPUT, LIKE_OTHERS
+from helpers import FULL, shaped_calls
 from helpers.rounding import Rounded
 from helpers.scheme_calls import as_leaves
+from helpers.shaped_calls import Shape, make_inputs
 from relpos_fairseq.attention import AttentionInputs, attend, blocked, native, sdpa, triton
 from relpos_fairseq.attention.error_budget import VANISHES, error_budget, sizes
-from relpos_fairseq.core.positions import Positions, index_of_tokens
+from relpos_fairseq.core.positions import Positions
 
 # Every scheme and hybrid that attention sees, and one whose gates and scalars have one table each.
 SCHEMES = [case.scheme for case in CASES if not case.flags and not set(INPUT) & set(case.scheme.split("+"))]
@@ -32,62 +33,19 @@ SCHEMES.append("m2+rel_scalar")
 # Half precision and interpreted kernels, which are slow, would show nothing new.
 FAMILIAR = LIKE_OTHERS | {"log_cpb"} | {name for name in SCHEMES if "+" in name} - {"m3+rel_scalar+shaw"}
 UNCLIPPED = ("shaw", "m2", "m4", "rel_scalar")
-LENGTH, HEADS, DIM, CLIP = 150, 2, 16, 5
 # Times the floor of `rounding.py`, which takes each sum as a long one; its draws.
 FLOORS, DRAWS = 1.5, 3
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Lengths and masks of a call."""
-
-    tgt_len: int = LENGTH
-    memory: int = 0
-    causal: bool = False
-    padded: bool = False
-    clip: int = CLIP
-    batch: int = 2
-
-
+shape = partial(shaped_calls.Shape, heads=2, dim=16, clip=5)
+PADDED = ("left", "right")
 SHAPES = {
-    "both": Shape(batch=1),
-    "causal": Shape(causal=True, batch=1),
-    "memory": Shape(tgt_len=67, memory=40, causal=True),
-    "padded": Shape(tgt_len=97, padded=True),
-    "unclipped": Shape(tgt_len=97, clip=0),
+    "both": shape(150, batch=1),
+    "causal": shape(150, causal=True, batch=1),
+    "memory": shape(67, before=40, causal=True),
+    "padded": shape(97, masks=PADDED),
+    "unclipped": shape(97, clip=0),
 }
-
-
-def make_call(scheme: str, shape: Shape) -> AttentionInputs:
-    """A call in fp64 whose positions weigh about as much as its content."""
-    flags = {}
-    if set(CLIPPED) & set(scheme.split("+")):
-        flags = {"position_clip_distance": str(shape.clip)}
-    src_len = shape.tgt_len + shape.memory
-    stack, layer = build(Case(scheme, flags), causal=shape.causal, heads=HEADS, dim=DIM, longest=src_len)
-    generator = torch.Generator().manual_seed(shape.tgt_len)
-
-    def draw(length: int) -> Tensor:
-        return torch.randn(shape.batch, HEADS, length, DIM, generator=generator, dtype=torch.float64)
-
-    padding = None
-    if shape.padded:
-        padding = torch.zeros(2, src_len, dtype=torch.bool)
-        padding[0, src_len - 20 :] = True
-        padding[1, :33] = True
-    positions = Positions(shape.tgt_len, src_len, shape.memory, token_index=index_of_tokens(padding))
-    q, k, v = draw(shape.tgt_len), draw(src_len), draw(src_len)
-    context = stack.context(positions)
-    with torch.no_grad():
-        terms = terms_of(stack, layer, positions, q.size(0))
-    rotated = {}
-    if context.rotation is not None:
-        rope, prepared = context.rotation
-        rotated["content_q"] = rope.transform_query(q, prepared, positions.query_start)
-        rotated["content_k"] = rope.transform_key(k, prepared, 0)
-    return AttentionInputs(
-        q, k, v, terms, positions, stack.plan.scale, causal=shape.causal, key_padding=padding, **rotated
-    )
 
 
 def results(inputs: AttentionInputs, leaves: dict, backend: str) -> dict[str, Tensor]:
@@ -98,10 +56,9 @@ def results(inputs: AttentionInputs, leaves: dict, backend: str) -> dict[str, Te
     if inputs.key_padding is not None:
         real = ~inputs.key_padding[:, inputs.positions.query_start :]
         upstream = upstream * real[:, None, :, None]
-    found = torch.autograd.grad(out, list(leaves.values()), upstream, allow_unused=True)
-    named = zip(leaves.items(), found, strict=True)
-    gradients = {n: torch.zeros_like(x) if g is None else g for (n, x), g in named}
-    assert all(g.dtype == leaves[n].dtype for n, g in gradients.items())
+    found = torch.autograd.grad(out, list(leaves.values()), upstream, materialize_grads=True)
+    gradients = dict(zip(leaves, found, strict=True))
+    assert all(gradient.dtype == leaves[name].dtype for name, gradient in gradients.items())
     if inputs.key_padding is not None:
         out = out * real[:, None, :, None]
     return {"output": out.detach()} | gradients
@@ -134,7 +91,7 @@ def over_budget(scheme: str, shape: Shape, dtype: torch.dtype, backends: list[st
     A floor takes longer than all else, and is drawn where the reference's own error is not budget enough.  In half
     precision there is none: a result's own rounding, which every budget has, is larger.
     """
-    low, leaves = as_leaves(make_call(scheme, shape), dtype)
+    low, leaves = as_leaves(make_inputs(scheme, shape), dtype)
     exact, eager = exact_results(leaves, low), results(low, leaves, "reference")
     floor: dict[str, dict[str, float]] = {}
     over = []
@@ -180,7 +137,7 @@ def backends_for(scheme: str, shape: str) -> list[str]:
     chosen = [sdpa, blocked, native]
     if shape == shape_of(scheme) and scheme not in FAMILIAR and triton.interpreted():
         chosen.append(triton)
-    inputs = make_call(scheme, SHAPES[shape])
+    inputs = make_inputs(scheme, SHAPES[shape])
     return [backend.name for backend in chosen if backend.refusal(inputs) is None]
 
 
@@ -213,7 +170,7 @@ def test_budgets_are_not_vacuous(scheme: str) -> None:
 
     It takes each sum as a long one, where eager attention sums by parts: at most 30 times more.
     """
-    low, leaves = as_leaves(make_call(scheme, SHAPES["memory"]), torch.float32)
+    low, leaves = as_leaves(make_inputs(scheme, SHAPES["memory"]), torch.float32)
     exact, eager = exact_results(leaves, low), results(low, leaves, "reference")
     floor, epsilon = floors(low, exact), torch.finfo(torch.float32).eps
     over = partial(overruns, eager=eager, exact=exact, backend="native", dtype=torch.float32, floor=floor)
@@ -262,7 +219,7 @@ def test_gradients_of_tables_over_many_keys(scheme: str) -> None:
     """Each row of a table takes part in the logits of thousands of keys: one long sum would err several times more."""
     if problem := native.build.problem():
         pytest.skip(problem)
-    low, leaves = as_leaves(make_call(scheme, Shape(16, memory=8176, batch=1)), torch.float32)
+    low, leaves = as_leaves(make_inputs(scheme, shape(16, before=8176, batch=1)), torch.float32)
     exact, eager, found = exact_results(leaves, low), results(low, leaves, "reference"), results(low, leaves, "native")
     for name in ("0.query_vectors", "0.key_vectors"):
         own, other = (sizes(result[name].double() - exact[name])["typical"] for result in (eager, found))
@@ -270,10 +227,10 @@ def test_gradients_of_tables_over_many_keys(scheme: str) -> None:
 
 
 LONG = {
-    "both": Shape(1024, batch=1),
-    "padded": Shape(700, padded=True),
-    "memory": Shape(260, memory=800, causal=True, batch=1),
-    "unclipped": Shape(620, clip=0, batch=1),
+    "both": shape(1024, batch=1),
+    "padded": shape(700, masks=PADDED),
+    "memory": shape(260, before=800, causal=True, batch=1),
+    "unclipped": shape(620, clip=0, batch=1),
 }
 LONG_CALLS = [
     *((scheme, "both", torch.float32) for scheme in ("none", "shaw", "m2", "m4", "transformer_xl")),

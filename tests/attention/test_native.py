@@ -6,22 +6,20 @@ sizes that they do not reach: several blocks, several chunks, and what lies acro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from cases import CASES, INPUT, Case, kinds_without
-from helpers.attention_calls import expanded, permuted, strided
 from helpers.native_calls import ODD, make_terms, parameters_of
 from helpers.native_calls import make_call as make_odd
-from helpers.native_shapes import EXACT, Shape, compare, make_inputs, results
-from helpers.scheme_calls import as_leaves, call, gradients, remaker
-from relpos_fairseq.attention import AttentionInputs, attend, native
+from helpers.scheme_calls import as_leaves, hold, hold_case
+from helpers.shaped_calls import Shape, compare, make_inputs, results
+from relpos_fairseq.attention import native
 
 pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
 DOUBLE, SINGLE = torch.float64, torch.float32
@@ -73,13 +71,7 @@ SHAPES = {
 def test_schemes_and_options(number: int, case: Case) -> None:
     """Gradients of the schemes' own parameters, through what forms the terms; kinds in turn."""
     kind = ("square", "block", "pad_left", "causal_memory")[3 if case.gated else number % 4]
-    inputs, stack, layer, _ = call(case, kind)
-    parameters = [*stack.parameters(), *layer.parameters()]
-    remake = remaker(inputs, stack, layer)
-    expected, wanted = gradients(inputs, "reference", parameters, remake)
-    found, got = gradients(inputs, "native", parameters, remake)
-    for one, other in zip((found, *got), (expected, *wanted), strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
+    hold_case("native", case, kind)
 
 
 def sizes() -> Iterator[object]:
@@ -161,16 +153,8 @@ def test_channels(scheme: str, dim: int) -> None:
 def test_terms_that_no_scheme_has(kind: str, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offsets, products, folded and bucketed relations and resets side by side."""
     monkeypatch.setattr(native.call, "MAX_CLIPPED_WIDTH", 0 if wide else 192)
-    inputs = make_odd(make_terms(kind))
-    wanted = parameters_of(inputs.terms)
-
-    def remake(q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
-        return replace(inputs, q=q, k=k, v=v)
-
-    expected, right = gradients(inputs, "reference", wanted, remake)
-    found, got = gradients(inputs, "native", wanted, remake)
-    for one, other in zip((found, *got), (expected, *right), strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
+    terms = make_terms(kind)
+    hold("native", make_odd(terms), parameters_of(terms))
 
 
 # --- the softmax over chunks ---------------------------------------------------------------------
@@ -202,23 +186,6 @@ def test_chunks_without_a_key(scheme: str, dtype: torch.dtype) -> None:
     compare(replace(inputs, key_padding=padding), dtype)
     documents = torch.stack([slots // 1010, slots // 1040, (slots > 1020).long() * 5])
     found = compare(replace(inputs, documents=documents), dtype)
-    assert all(x.isfinite().all() for x in found.values())
-
-
-@TYPES
-@pytest.mark.parametrize("scheme", FAMILIES)
-@pytest.mark.parametrize("causal", [False, True], ids=["both", "causal"])
-def test_rows_without_keys(scheme: str, causal: bool, dtype: torch.dtype) -> None:
-    """Give 0, and no gradient, beside rows that have keys."""
-    shape = Shape(103, after=2, batch=3, causal=causal)
-    inputs = make_inputs(scheme, shape)
-    padding = torch.zeros(3, 105, dtype=torch.bool)
-    padding[0], padding[1, :98] = True, True
-    inputs = replace(inputs, key_padding=padding)
-    found = compare(inputs, dtype)
-    assert not found["output"][0].any()
-    assert not any(found[name][0].any() for name in "qkv")
-    assert not causal or not found["output"][1, :, :98].any()
     assert all(x.isfinite().all() for x in found.values())
 
 
@@ -299,29 +266,6 @@ def test_segments(scheme: str, reset: str) -> None:
     compare(make_inputs(scheme, shape, segment_encoding="head"))
 
 
-# --- layouts -------------------------------------------------------------------------------------
-
-
-def turned(x: Tensor) -> Tensor:
-    """Channels far apart: (B, H, D, T) in memory."""
-    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-
-@TYPES
-@pytest.mark.parametrize("layout", [permuted, strided, expanded, turned], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("scheme", ["none", "shaw", "m3", "rope+m4"])
-def test_layouts(scheme: str, layout: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
-    """Strides change nothing, and no copy is written to."""
-    inputs, leaves = as_leaves(make_inputs(scheme, Shape(109, after=4)), dtype)
-    names = [n for n in ("q", "k", "v", "content_q", "content_k") if n in leaves]
-    odd = [replace(inputs, **{name: layout(leaves[name]) for name in names}) for _ in range(2)]
-    found, expected = (results(x, leaves, b) for x, b in zip(odd, ("native", "reference"), strict=True))
-    for name, right in expected.items():
-        size = float(right.abs().max())
-        rough = EXACT if dtype == DOUBLE else {"rtol": 0, "atol": 1e-4 * size}
-        torch.testing.assert_close(found[name], right, **rough)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scheme", FAMILIES)
 def test_half_precision(scheme: str, dtype: torch.dtype) -> None:
@@ -334,18 +278,3 @@ def test_half_precision(scheme: str, dtype: torch.dtype) -> None:
         size = float(right.abs().max())
         rough = {"rtol": torch.finfo(dtype).eps, "atol": 2 * torch.finfo(dtype).eps * size}
         torch.testing.assert_close(found[name].float(), right, **rough, msg=lambda m, name=name: f"{name}: {m}")
-
-
-@pytest.mark.parametrize("scheme", ["shaw", "m3", "m2+m4m+shaw", "tupe", "rope+m4"])
-def test_some_gradients(scheme: str) -> None:
-    """Any one operand may want a gradient alone, and it is the same to the bit."""
-    inputs, leaves = as_leaves(make_inputs(scheme, Shape(101, after=490, heads=1)), DOUBLE)
-    whole = results(inputs, leaves, "native")
-    for name in leaves:
-        for other, leaf in leaves.items():
-            leaf.requires_grad_(other == name)
-        alone = results(inputs, {name: leaves[name]}, "native")
-        torch.testing.assert_close(alone[name], whole[name], rtol=0, atol=0)
-    with torch.no_grad():
-        out, _ = attend(inputs, "native")
-    torch.testing.assert_close(out, whole["output"], rtol=0, atol=0)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from helpers.native_calls import make_call, make_terms, parameters_of
-from helpers.native_formula import Formula, Libraries, use_formula
+from helpers.native_formula import Formula, Libraries
 from helpers.operations import Watch
 from relpos_fairseq.attention import AttentionInputs, attend, native
 from relpos_fairseq.core.positions import Positions
@@ -20,12 +20,7 @@ from relpos_fairseq.core.relations import Clipped
 from relpos_fairseq.core.terms import PositionTerms
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
-
-
-@pytest.fixture(autouse=True)
-def formula(monkeypatch: pytest.MonkeyPatch) -> Libraries:
-    """Libraries that evaluate the formula, in place of compiled ones."""
-    return use_formula(monkeypatch)
+pytestmark = pytest.mark.usefixtures("formula")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -154,16 +149,6 @@ def test_dropout_follows_the_generator(formula: Libraries) -> None:
     kept = torch.where(one == 0, 0.0, probs * 65536 / (65536 - round(0.3 * 65536)))
     torch.testing.assert_close(one, kept, **EXACT)
     torch.testing.assert_close(grad[..., 0], one.sum(2), **EXACT)
-
-
-def test_no_second_derivative() -> None:
-    """Said when it is asked for, not computed wrong."""
-    inputs = make_call(())
-    q = inputs.q.clone().requires_grad_()
-    out, _ = attend(replace(inputs, q=q), "native")
-    (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative.*reference"):
-        grad.sum().backward()
 
 
 def test_no_memory(formula: Libraries, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.attention_calls import threads
 from relpos_fairseq.attention.native import build
 from relpos_fairseq.attention.native.candidates import candidates, serves
 
@@ -80,15 +81,11 @@ def test_what_is_no_number(place: int, value: float) -> None:
 
 
 def test_threads_find_the_same() -> None:
-    logits, before = torch.randn(64, 9000), torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = candidates(logits, 4, 10)
-        torch.set_num_threads(4)
-        together = candidates(logits, 4, 10)
-    finally:
-        torch.set_num_threads(before)
-    assert all(map(torch.equal, alone, together))
+    logits, found = torch.randn(64, 9000), []
+    for number in (1, 4):
+        with threads(number):
+            found.append(candidates(logits, 4, 10))
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize(("first", "best"), [(4, 7), (0, 0), (-1, 3), (11, 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from helpers import commands as cli
+from helpers.attention_calls import threads
 from helpers.models import batch, small_model
 from relpos_fairseq.attention.native import build, layer
 from relpos_fairseq.attention.native.candidates import candidates
@@ -24,6 +26,7 @@ from relpos_fairseq.nn.packed import pack, quantize
 from relpos_fairseq.schemes import scheme_names
 
 pytestmark = pytest.mark.skipif(build.problem() is not None, reason="no C compiler")
+near = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
 
 
 @st.composite
@@ -39,17 +42,12 @@ def layers(draw):
 
 @settings(deadline=None)
 @given(layers(), st.integers(1, 3))
-def test_a_linear_layer(given, threads):
+def test_a_linear_layer(given, number):
     """Of any sizes and threads: as in fp64, to some units in the last place of the sum of absolute values."""
     x, weight, bias = given
-    before, least = torch.get_num_threads(), layer.WORK_OF_A_THREAD
-    try:
-        torch.set_num_threads(threads)
-        layer.WORK_OF_A_THREAD = 1
+    with threads(number), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer, "WORK_OF_A_THREAD", 1)
         found = layer.linear(x, layer.pack(weight, bias))
-    finally:
-        torch.set_num_threads(before)
-        layer.WORK_OF_A_THREAD = least
     none = torch.zeros(len(weight))
     expected = F.linear(x.double(), weight.double(), (none if bias is None else bias).double())
     most = F.linear(x.abs(), weight.abs(), none if bias is None else bias.abs())
@@ -116,7 +114,7 @@ def test_steps_of_a_decoder(values, monkeypatch):
     pack(model)
     called, honest = [], layer.layer
     monkeypatch.setattr(layer, "layer", lambda *given: called.append(1) or honest(*given))
-    torch.testing.assert_close(steps(model), expected, rtol=1e-5, atol=1e-5)
+    near(steps(model), expected)
     assert all((one is None) == ("activation_fn" in values) for one in joined(model))
     assert bool(called) == ("activation_fn" not in values)
 
@@ -133,7 +131,7 @@ def test_steps_of_every_scheme(scheme, monkeypatch):
         return honest(form, x, attention, *more)
 
     monkeypatch.setattr(layer, "layer", called)
-    torch.testing.assert_close(steps(model, length=70), expected, rtol=1e-5, atol=1e-5)
+    near(steps(model, length=70), expected)
     if scheme in ("shaw", "m4", "t5", "deberta"):
         assert sum(given) > 0.9 * len(given)
 
@@ -143,7 +141,7 @@ def test_keys_have_products_when_they_leave_the_near_part():
     model = small_model(decoder_position_scheme="m4m", position_clip_distance=3)
     expected = steps(model, length=20)
     pack(model)
-    torch.testing.assert_close(steps(model, length=20), expected, rtol=1e-5, atol=1e-5)
+    near(steps(model, length=20), expected)
 
 
 @torch.no_grad()
@@ -190,7 +188,7 @@ def test_what_changes_between_sequences_counts(change):
         else:
             layer_of.self_attn.out_proj.forward = torch.zeros_like
     after = steps(model)
-    torch.testing.assert_close(after, steps(plain), rtol=1e-5, atol=1e-5)
+    near(after, steps(plain))
     assert not torch.allclose(after, before)
 
 
@@ -227,14 +225,10 @@ def test_threads_take_rows_and_find_the_same(monkeypatch):
     """Each its own sources, padding and queries."""
     model = small_model(decoder_position_scheme="t5")
     pack(model)
-    alone, before = steps(model, beams=9), torch.get_num_threads()
+    alone = steps(model, beams=9)
     monkeypatch.setattr(layer, "WORK_OF_A_THREAD", 1)
-    try:
-        torch.set_num_threads(5)
-        together = steps(model, beams=9)
-    finally:
-        torch.set_num_threads(before)
-    torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-6)
+    with threads(5):
+        torch.testing.assert_close(steps(model, beams=9), alone, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("option", CHANGES)
@@ -248,7 +242,7 @@ def test_what_the_kernel_has_not_is_fairseqs(option):
     expected = steps(model)
     pack(model)
     assert joined(model) == [None] * len(model.decoder.layers)
-    torch.testing.assert_close(steps(model), expected, rtol=1e-5, atol=1e-5)
+    near(steps(model), expected)
 
 
 def test_a_layer_in_int8_has_a_step_of_its_own():
@@ -261,7 +255,7 @@ def test_a_layer_in_int8_has_a_step_of_its_own():
     found = steps(model)
     for one in model.decoder.layers:
         one.step = None
-    torch.testing.assert_close(found, steps(model), rtol=1e-5, atol=1e-5)
+    near(found, steps(model))
 
 
 @pytest.mark.skipif(not layer.packs_integers(torch.zeros(1, 1)), reason="no instructions for integers")
@@ -292,13 +286,13 @@ def test_weights_and_norms_that_change_are_read_anew():
     before = steps(model)
     other = small_model(seed=2)
     model.load_state_dict(other.state_dict())
-    torch.testing.assert_close(steps(model), steps(other), rtol=1e-5, atol=1e-5)
+    near(steps(model), steps(other))
     assert not torch.allclose(steps(model), before)
     for part in (model, other):
         for norm in part.modules():
             if isinstance(norm, nn.LayerNorm):
                 norm.weight = nn.Parameter(norm.weight.detach() * 1.5)
-    torch.testing.assert_close(steps(model), steps(other), rtol=1e-5, atol=1e-5)
+    near(steps(model), steps(other))
 
 
 def test_a_copy_reads_its_own_weights():
@@ -318,7 +312,7 @@ def test_hooks_run_and_what_replaces_a_layer_is_asked():
     pack(model)
     layers, expected, seen = model.decoder.layers, steps(model), []
     handle = layers[0].fc1.register_forward_hook(lambda *_: seen.append(1))
-    torch.testing.assert_close(steps(model), expected, rtol=1e-5, atol=1e-5)
+    near(steps(model), expected)
     assert seen
     handle.remove()
     layers[1].fc2 = nn.Sequential(layers[1].fc2, nn.Hardtanh(-1e-9, 1e-9))

@@ -16,32 +16,17 @@ import torch
 from cases import CASES, INPUT, Case
 from helpers.forms import told_apart
 from helpers.native_calls import ODD, make_call, make_terms, parameters_of
-from helpers.native_formula import Libraries, use_formula
-from helpers.scheme_calls import call, gradients, remaker, shape_of
+from helpers.native_formula import Libraries
+from helpers.scheme_calls import hold, hold_case, shape_of
 from relpos_fairseq.attention import AttentionInputs, attend, native
 from relpos_fairseq.attention.step import supports_step
 from relpos_fairseq.core.relations import Clipped, Segments
 from relpos_fairseq.core.terms import PositionTerms, Reset
 
-EXACT = {"rtol": 1e-10, "atol": 1e-10}
+pytestmark = pytest.mark.usefixtures("formula")
 IN_ATTENTION = told_apart(case for case in CASES if case.scheme not in INPUT and not case.without_kernel)
 KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded")
 HEAD = {"segment_encoding": "head"}
-
-
-@pytest.fixture(autouse=True)
-def formula(monkeypatch: pytest.MonkeyPatch) -> Libraries:
-    """Libraries that evaluate the formula, in place of compiled ones."""
-    return use_formula(monkeypatch)
-
-
-def compare(inputs: AttentionInputs, parameters: list, remake) -> None:
-    """Values and all gradients."""
-    expected, wanted = gradients(inputs, "reference", parameters, remake)
-    got, found = gradients(inputs, "native", parameters, remake)
-    torch.testing.assert_close(got, expected, **EXACT)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
 
 
 def cases() -> Iterator[object]:
@@ -59,19 +44,14 @@ def cases() -> Iterator[object]:
 @pytest.mark.parametrize(("case", "kind"), list(cases()))
 def test_every_case(case: Case, kind: str, formula: Libraries) -> None:
     """Every scheme and form of terms."""
-    inputs, stack, layer, _ = call(case, kind)
-    compare(inputs, [*stack.parameters(), *layer.parameters()], remaker(inputs, stack, layer))
+    inputs = hold_case("native", case, kind)
     step = inputs.positions.is_step and supports_step(inputs.terms, inputs.positions)
     assert formula[torch.float64].calls == {"forward": not step, "backward": not step}
 
 
-def compare_call(inputs: AttentionInputs) -> None:
+def hold_call(terms: tuple[PositionTerms, ...], **chosen) -> None:
     """Values and all gradients of a call whose terms are its leaves."""
-
-    def remake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> AttentionInputs:
-        return replace(inputs, q=q, k=k, v=v)
-
-    compare(inputs, parameters_of(inputs.terms), remake)
+    hold("native", make_call(terms, **chosen), parameters_of(terms))
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -79,7 +59,7 @@ def compare_call(inputs: AttentionInputs) -> None:
 def test_terms_that_no_scheme_has(kind: str, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several relations in one window, narrow or of all distances; offsets; mixed resets."""
     monkeypatch.setattr(native.call, "MAX_CLIPPED_WIDTH", 0 if wide else 192)
-    compare_call(make_call(make_terms(kind)))
+    hold_call(make_terms(kind))
 
 
 @pytest.mark.parametrize("mask", ["padding", "dead", "window", "documents", "all"])
@@ -95,7 +75,7 @@ def test_masks(mask: str) -> None:
     if mask in ("documents", "all"):
         chosen["documents"] = torch.tensor([[0, 0, 0, 4, 4, 4, 7, 7, 7]], dtype=torch.int32)
     chosen["causal"] = mask == "all"
-    compare_call(make_call(make_terms("several"), **chosen))
+    hold_call(make_terms("several"), **chosen)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +94,7 @@ def test_masks(mask: str) -> None:
 @pytest.mark.parametrize("kind", ["square", "pad_left"])
 def test_hybrids(case: Case, kind: str) -> None:
     """Segments beside a reset; u and v where the content is rotated or multiplied."""
-    inputs, stack, layer, _ = call(case, kind)
-    compare(inputs, [*stack.parameters(), *layer.parameters()], remaker(inputs, stack, layer))
+    hold_case("native", case, kind)
 
 
 def test_refusals() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from helpers.native_shapes import Shape, compare, make_inputs
+from helpers.shaped_calls import Shape, compare, make_inputs
 from relpos_fairseq.attention import native
 from relpos_fairseq.attention.native import build
 from relpos_fairseq.attention.native import call as calls

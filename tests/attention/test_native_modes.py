@@ -1,20 +1,15 @@
-"""What callers do beside calling the native kernel: modes, forks, numbers that are none."""
+"""Bits of the native kernel: calls that follow one another, threads, numbers that are none."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
-from helpers import ROOT
-from helpers.attention_calls import Call, Interrupt, in_a_thread, same
-from helpers.native_shapes import EXACT, Shape, make_inputs, results
+from helpers.attention_calls import in_a_thread, same, threads
 from helpers.scheme_calls import as_leaves
+from helpers.shaped_calls import EXACT, Shape, make_inputs, results
 from relpos_fairseq.attention import AttentionInputs, attend, native
 from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.core.relations import Clipped
@@ -52,115 +47,17 @@ def test_threads_change_no_bit(scheme: str) -> None:
         shape = Shape(200, after=3, batch=batch, heads=heads, masks=("right",) * (batch > 1))
         inputs, leaves = as_leaves(make_inputs(scheme, shape), torch.float32)
         inputs = replace(inputs, dropout=0.2)
-        found, before = [], torch.get_num_threads()
-        try:
-            for threads in (1, 2, 3):
-                torch.set_num_threads(threads)
-                torch.manual_seed(1)
+        found = []
+        for number in (1, 2, 3):
+            torch.manual_seed(1)
+            with threads(number):
                 found.append(results(inputs, leaves, "native"))
-        finally:
-            torch.set_num_threads(before)
         for other in found[1:]:
             for name, right in found[0].items():
                 # Torch's own product of a table with v has other bits with more threads.
                 rounded = scheme == "transformer_xl" and name in OF_TORCH
                 rough = {"rtol": 1e-4, "atol": 1e-4} if rounded else BITS
                 torch.testing.assert_close(other[name], right, **rough, msg=lambda m, name=name: f"{name}: {m}")
-
-
-FORKED = """
-import multiprocessing, sys, torch
-torch.set_num_threads(2)
-from helpers.native_shapes import Shape, make_inputs, results
-from helpers.scheme_calls import as_leaves
-
-def bits():
-    inputs, leaves = as_leaves(make_inputs("shaw", Shape(131, after=70)), torch.float32)
-    found = results(inputs, leaves, "native")
-    return torch.cat([x.detach().flatten() for x in found.values()]).numpy().tobytes()
-
-def work(queue):
-    torch.set_num_threads(1)
-    queue.put(bits())
-
-before = bits()
-context = multiprocessing.get_context("fork")
-queue = context.Queue()
-children = [context.Process(target=work, args=(queue,)) for _ in range(2)]
-for child in children:
-    child.start()
-found = [queue.get(timeout=60) for _ in children]
-for child in children:
-    child.join(60)
-ok = all(one == before for one in found) and bits() == before
-print("alike" if ok else "different", [child.exitcode for child in children])
-"""
-
-
-def test_forks_of_a_program_with_threads() -> None:
-    """OpenMP has one thread in a fork; for a second, torch's own operations wait for ever too."""
-    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", FORKED], env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip().splitlines()[-1] == "alike [0, 0]"
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_inference_mode_and_back(scheme: str) -> None:
-    """Evaluation in inference mode, then training, then evaluation, in one thread."""
-    call = Call(scheme)
-    expected = call.gradients(call.qkv, "reference")
-
-    def work() -> list[Tensor]:
-        found = []
-        for _ in range(2):
-            for mode in (torch.inference_mode, torch.no_grad):
-                with mode():
-                    found.append(call.attend(*call.qkv, "native"))
-            found += call.gradients(call.qkv, "native")
-        return [part.clone() for part in found]
-
-    same(in_a_thread(work), 2 * [expected[0], expected[0], *expected])
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_autocast(scheme: str) -> None:
-    """Neither pass is touched by autocast, whether it is on around one, the other or both."""
-    inputs, leaves = as_leaves(make_inputs(scheme, Shape(120, after=3)), torch.float32)
-    plain = results(inputs, leaves, "native")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = results(inputs, leaves, "native")
-    for name, right in plain.items():
-        # Its query_offset meets its table in torch, whose backward pass autocast does round.
-        rounded = scheme == "transformer_xl" and name in OF_TORCH
-        rough = {"rtol": 0, "atol": 0.05 * float(right.abs().max())} if rounded else BITS
-        torch.testing.assert_close(inside[name], right, **rough)
-
-
-@pytest.mark.parametrize("scheme", ["shaw", "m4m", "tupe"])
-def test_an_interruption_leaves_nothing_behind(scheme: str) -> None:
-    """After an exception at any point of either pass, the next call gives the same bits."""
-    call = Call(scheme)
-    expected = call.gradients(call.qkv, "native")
-    for after in (1, 5, 23, 60):
-        try:
-            with Interrupt(after):
-                call.gradients(call.qkv, "native")
-        except KeyboardInterrupt:
-            pass
-        same(call.gradients(call.qkv, "native"), expected, **BITS)
-
-
-@pytest.mark.parametrize("scheme", ["shaw", "m4m"])
-def test_what_was_changed_since_is_seen(scheme: str) -> None:
-    """Writing into an input between forward and backward pass is an error, as in torch."""
-    call = Call(scheme)
-    k = call.qkv[1].clone()
-    out = call.attend(call.qkv[0].clone().requires_grad_(), k, call.qkv[2], "native")
-    k.zero_()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
 
 
 def test_small_numbers_are_the_callers_own() -> None:
@@ -208,18 +105,6 @@ def test_what_is_no_number_stays_in_its_head(scheme: str, causal: bool, where: s
         leaves[where][1, 0, 110, 1] = 0.5
     fresh = results(inputs, leaves, "native")
     assert all(x.isfinite().all() for x in fresh.values())
-
-
-def test_a_batch_without_rows() -> None:
-    """Nothing to attend, by factors that its rows would share: gradients of 0."""
-    inputs = make_inputs("m4", Shape(9))
-    factors = [torch.ones(1, 1, 9, 3).double().requires_grad_() for _ in range(2)]
-    terms = (*inputs.terms, PositionTerms(static_factors=tuple(factors)))
-    parts = {name: getattr(inputs, name)[:0] for name in "qkv"}
-    out, _ = attend(replace(inputs, terms=terms, **parts), "native")
-    assert out.shape == parts["q"].shape
-    for grad in torch.autograd.grad(out.sum(), factors):
-        torch.testing.assert_close(grad, torch.zeros_like(grad))
 
 
 @pytest.mark.parametrize("name", ["m4", "m4m"])

@@ -11,19 +11,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from helpers.attention_calls import same
 from helpers.native_calls import make_call, make_terms, parameters_of
-from helpers.native_formula import Libraries, use_formula
+from helpers.native_formula import Libraries
 from helpers.operations import check_operations
 from relpos_fairseq.attention import AttentionInputs, api, attend
 from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.core.terms import PositionTerms
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
-
-
-@pytest.fixture(autouse=True)
-def formula(monkeypatch: pytest.MonkeyPatch) -> Libraries:
-    """Libraries that evaluate the formula, in place of compiled ones."""
-    return use_formula(monkeypatch)
+pytestmark = pytest.mark.usefixtures("formula")
 
 
 def with_masks(kind: str) -> AttentionInputs:

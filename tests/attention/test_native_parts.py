@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers.attention_calls import threads
 from relpos_fairseq.attention import AttentionInputs, attend, native
 from relpos_fairseq.attention.native import call as native_call
 from relpos_fairseq.core.positions import Positions
@@ -52,10 +53,8 @@ def narrow(draw: Draw) -> tuple[PositionTerms, ...]:
 def _one_thread() -> None:
     if problem := native.build.problem(torch.float64):
         pytest.skip(problem)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with threads(1):
+        yield
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])

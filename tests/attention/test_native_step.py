@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cases import Case, build, terms_of
+from helpers.attention_calls import threads
 from helpers.layers import FORMS, WITHOUT_SEGMENTS
 from relpos_fairseq.attention import AttentionInputs, api, attend, native
 from relpos_fairseq.attention.step import form_clipped_key_products, supports_step
@@ -205,12 +206,8 @@ def test_threads_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = attend(inputs, "native")[0]
     monkeypatch.setattr(native.step, "WORK_OF_A_THREAD", 1)
     before = [tensor.clone() for tensor in inputs.tensors()]
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
+    with threads(3):
         assert torch.equal(attend(inputs, "native")[0], alone)
-    finally:
-        torch.set_num_threads(threads)
     assert all(map(torch.equal, before, inputs.tensors()))
     empty = replace(inputs, q=inputs.q[:0], k=inputs.k[:0], v=inputs.v[:0])
     assert attend(empty, "native")[0].shape == (0, 2, 1, 18)

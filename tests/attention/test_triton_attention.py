@@ -6,27 +6,28 @@ Blocks are 16 to 32 wide, so that a few dozen tokens make several tiles of each 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from cases import CASES, INPUT, Case, build, kinds_without
+from cases import CASES, INPUT, Case, kinds_without
 from helpers.forms import told_apart
-from helpers.scheme_calls import call, gradients, remaker
+from helpers.scheme_calls import as_leaves, hold_case
+from helpers.shaped_calls import Shape, compare, make_inputs, results
 
 pytest.importorskip("triton", reason="triton is not installed")
 from relpos_fairseq.attention import AttentionInputs, api, attend
 from relpos_fairseq.attention import triton as backend
 from relpos_fairseq.attention.triton import kernel_args
-from relpos_fairseq.core.positions import Positions, index_of_tokens
+from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.core.relations import Segments
 from relpos_fairseq.core.terms import PositionTerms
 
 pytestmark = pytest.mark.skipif(not backend.interpreted(), reason="fp64 is for the interpreter (TRITON_INTERPRET=1)")
-EXACT = {"rtol": 1e-9, "atol": 1e-9}
 # pope's queries have more channels than its values, which these kernels refuse.
 LEFT_OUT = (*INPUT, "pope")
 IN_ATTENTION = [c for c in CASES if c.scheme not in LEFT_OUT and not c.without_kernel]
@@ -35,7 +36,7 @@ KINDS = ("square", "causal", "causal_memory", "pad_left", "block", "step_padded"
 SCHEMES = ("none", "shaw", "t5", "m2", "m3", "m4", "m4m", "transformer_xl", "tupe", "abs_scalar", "rel_scalar")
 HYBRIDS = ("rope+m2+rel_scalar", "m3+rel_scalar+shaw", "m2+m4m+shaw")
 GATED = ("fox", "fox+t5+m4m", "cable")
-CLIPPED = {"shaw", "m2", "m3", "m4", "m4m", "deberta", "tupe", "rel_scalar"}
+by_kernel, shape = partial(compare, backend="triton"), partial(Shape, clip=5)
 
 
 def small_launch(kernel: str, work: kernel_args.Work) -> kernel_args.Launch:
@@ -49,70 +50,23 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_args, "launch_of", small_launch)
 
 
-def make_call(
-    case: Case, tgt_len: int, memory: int = 0, causal: bool = False, mask: str = "none", dim: int = 4, batch: int = 2
-):
-    """A call in fp64, its parameters, and what remakes it from other q, k, v."""
-    src_len = tgt_len + memory
-    flags = dict(case.flags)
-    if CLIPPED & set(case.scheme.split("+")):
-        flags = {"position_clip_distance": "5"} | flags
-    stack, layer = build(Case(case.scheme, flags), causal=causal, heads=2, dim=dim, longest=src_len)
-    generator = torch.Generator().manual_seed(src_len)
-
-    def draw(length: int) -> Tensor:
-        size = (batch, length, 2, dim)
-        drawn = torch.randn(size, generator=generator, dtype=torch.float64)
-        return drawn.transpose(1, 2)  # rows of a head are not next to one another, as in fairseq
-
-    padding, chosen = None, {}
-    if mask in ("left", "right", "dead"):
-        padding = torch.zeros(2, src_len, dtype=torch.bool)
-        empty = {"left": slice(0, 18), "right": slice(src_len - 18, None), "dead": slice(None)}
-        padding[1, empty[mask]] = True
-        chosen["key_padding"] = padding
-    elif mask == "window":
-        chosen["window"] = 19
-    elif mask == "documents":
-        chosen["documents"] = torch.arange(src_len).expand(2, -1) // 13
-    segments = None
-    if flags.get("segment_encoding"):
-        segments = (torch.arange(src_len) > src_len // 3).long().expand(2, -1)
-    positions = Positions(tgt_len, src_len, memory, token_index=index_of_tokens(padding), segments=segments)
-    q, k, v = draw(tgt_len), draw(src_len), draw(src_len)
-    inputs = AttentionInputs(q, k, v, (), positions, stack.plan.scale, causal=causal, **chosen)
-    remake = remaker(inputs, stack, layer)
-    return remake(q, k, v), [*stack.parameters(), *layer.parameters()], remake
-
-
-def compare(inputs: AttentionInputs, parameters: list, remake) -> None:
-    """Values and all gradients of the kernels and of the reference."""
-    expected, wanted = gradients(inputs, "reference", parameters, remake)
-    got, found = gradients(inputs, "triton", parameters, remake)
-    torch.testing.assert_close(got, expected, **EXACT)
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
-
-
 @pytest.mark.parametrize("case", told_apart(IN_ATTENTION), ids=str)
 def test_every_case(case: Case) -> None:
     """Every scheme and form of terms, each under one of the kinds of calls in turn."""
     kind = "causal_memory" if case.gated else KINDS[IN_ATTENTION.index(case) % len(KINDS)]
-    inputs, stack, layer, _ = call(case, kind)
-    compare(inputs, [*stack.parameters(), *layer.parameters()], remaker(inputs, stack, layer))
+    hold_case("triton", case, kind)
 
 
 @pytest.mark.parametrize("scheme", (*SCHEMES, *HYBRIDS))
 def test_several_tiles(scheme: str) -> None:
     """Tails, bands and edges of tiles, both directions visible."""
-    compare(*make_call(Case(scheme), 50, batch=1))
+    by_kernel(make_inputs(scheme, shape(50, batch=1)))
 
 
 @pytest.mark.parametrize("scheme", (*SCHEMES, *GATED))
 def test_causal_with_memory(scheme: str) -> None:
     """Queries that stand on the last keys, and see none behind themselves."""
-    memory = 0 if set(scheme.split("+")) & {"tupe", "abs_scalar"} else 23
-    compare(*make_call(Case(scheme), 37, memory, causal=True, batch=1))
+    by_kernel(make_inputs(scheme, shape(37, before=23, causal=True, batch=1)))
 
 
 def test_every_kind_of_term_is_read_over_several_tiles() -> None:
@@ -121,64 +75,61 @@ def test_every_kind_of_term_is_read_over_several_tiles() -> None:
     assert not kinds_without(served, (*SCHEMES, *HYBRIDS, *GATED))
 
 
-MASKS = ("left", "right", "dead", "window", "documents")
+MASKS = {name: {"masks": (name,)} for name in ("left", "right", "dead", "documents")} | {"window": {"window": 19}}
 
 
 def masked() -> Iterator[tuple[str, str]]:
     """Vectors under every mask; each other kind of term under two of them."""
-    yield from (("shaw", mask) for mask in MASKS)
+    masks = ("left", "right", "dead", "window", "documents")
+    yield from (("shaw", mask) for mask in masks)
     for place, scheme in enumerate(("m4m", "m3", "rel_scalar", "tupe", "fox")):
-        yield from ((scheme, MASKS[(place + turn) % 5]) for turn in (0, 3))
+        yield from ((scheme, masks[(place + turn) % 5]) for turn in (0, 3))
 
 
 @pytest.mark.parametrize(("scheme", "mask"), list(masked()))
 def test_every_mask(scheme: str, mask: str) -> None:
     """Padding on either side, a row without any key, a window, documents."""
     causal = mask in ("window", "documents") or scheme == "fox"
-    compare(*make_call(Case(scheme), 40, causal=causal, mask=mask))
+    by_kernel(make_inputs(scheme, shape(40, causal=causal, **MASKS[mask])))
 
 
 @pytest.mark.parametrize("dim", [16, 20])
 @pytest.mark.parametrize("scheme", ["shaw", "m3", "tupe"])
 def test_widths(scheme: str, dim: int) -> None:
     """A head of a block's own width, and one that is padded to the next."""
-    compare(*make_call(Case(scheme), 20, dim=dim))
+    by_kernel(make_inputs(scheme, shape(20, dim=dim)))
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("scheme", "options"),
     [
-        Case("m4", {"position_reset_cls": "on", "position_share": "none"}),
-        Case("deberta+tupe", {"position_scale": "3"}),
-        Case("rel_scalar", {"segment_encoding": "head"}),
-        Case("abs_scalar", {"segment_encoding": "head"}),
-        Case("m2", {"position_clip_distance": "0"}),
-        Case("shaw", {"position_clip_distance": "0"}),
+        ("m4", {"reset_cls": "on", "share": "none"}),
+        ("deberta+tupe", {"scale": "3"}),
+        ("rel_scalar", {"segment_encoding": "head"}),
+        ("abs_scalar", {"segment_encoding": "head"}),
+        ("m2", {"clip_distance": "0"}),
+        ("shaw", {"clip_distance": "0"}),
     ],
-    ids=str,
 )
-def test_options(case: Case) -> None:
+def test_options(scheme: str, options: dict) -> None:
     """Resets of some terms and not of others, segments beside factors, unclipped tables."""
-    compare(*make_call(case, 40))
+    by_kernel(make_inputs(scheme, shape(40), **options))
 
 
 @pytest.mark.parametrize("scheme", ["shaw", "m2", "m4m", "m3", "tupe"])
 def test_same_inputs_same_bits(scheme: str) -> None:
     """No sum depends on an order that a run may change; fp32."""
-    inputs, parameters, remake = make_call(Case(scheme), 40, causal=scheme == "m3", batch=1)
-    inputs = replace(inputs, **{n: getattr(inputs, n).float() for n in ("q", "k", "v")})
-    (one, first), (other, second) = (gradients(inputs, "triton", parameters, remake) for _ in range(2))
-    assert torch.equal(one, other)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    call = as_leaves(make_inputs(scheme, shape(40, causal=scheme == "m3", batch=1)), torch.float32)
+    one, other = (results(*call, "triton") for _ in range(2))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@torch.no_grad()
 def test_without_gradients() -> None:
     """Inference forms no graph and gives the same output."""
-    inputs, *_ = make_call(Case("shaw"), 40)
-    with torch.no_grad():
-        got, _ = attend(inputs, "triton")
-        expected, _ = attend(inputs, "reference")
-    torch.testing.assert_close(got, expected, **EXACT)
+    inputs = make_inputs("shaw", shape(40))
+    found, expected = (attend(inputs, one)[0] for one in ("triton", "reference"))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_memory_of_a_call() -> None:
@@ -191,10 +142,9 @@ def test_memory_of_a_call() -> None:
             kept.append(tensor.untyped_storage())
             return tensor
 
-        inputs, _, remake = make_call(Case("m4+rel_scalar"), length)
-        leaves = [x.detach().clone().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+        inputs, _ = as_leaves(make_inputs("m4+rel_scalar", shape(length)), torch.float64)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            attend(remake(*leaves), "triton")
+            attend(inputs, "triton")
         sizes.append(sum({x.data_ptr(): x.nbytes() for x in kept}.values()))
     assert sizes[1] <= 2 * sizes[0]
 
@@ -245,50 +195,56 @@ def test_dropout_mask_by_hand() -> None:
             assert kept[n, row].tolist() == expected
 
 
-def refused(inputs: AttentionInputs, match: str) -> None:
-    with pytest.raises(ValueError, match=f"backend triton cannot evaluate .*{match}"):
-        attend(inputs, "triton")
+def segments(table: Tensor) -> PositionTerms:
+    return PositionTerms(Segments(2), query_vectors=table)
 
 
-def test_refusals() -> None:
+def factors(table: Tensor) -> PositionTerms:
+    return PositionTerms(static_factors=(table, table))
+
+
+def twice_reset(term: PositionTerms) -> tuple[PositionTerms, ...]:
+    return term, replace(term, reset=replace(term.reset, first=torch.tensor([3])))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "change", "message"),
+    [
+        ("none", lambda x: replace(x, q=torch.ones(1, 1, 20, 160)), "head_dim 160 .*use --attention-backend auto"),
+        ("m4", lambda x: replace(x, v=x.v.float()), "q, k, v of types"),
+        ("m4", lambda x: replace(x, v=x.v[..., :2]), "values of another width"),
+        ("m4", lambda x: replace(x, terms=(segments(torch.zeros(1, 4, 4).double()),)), "query_vectors over Segments"),
+        ("m4", lambda x: replace(x, terms=(factors(torch.zeros(1, 1, 20, 130).double()),)), "factors of rank 130"),
+        ("m4m", lambda x: replace(x, terms=x.terms * 2), "2 product terms"),
+        ("tupe", lambda x: replace(x, terms=twice_reset(x.terms[0])), "resets of several first tokens"),
+        ("m3", lambda _: make_inputs("m3", Shape(600, clip=0)), "vectors of 1201 distances"),
+    ],
+)
+def test_refusals(scheme: str, change: Callable[[AttentionInputs], AttentionInputs], message: str) -> None:
     """What is not served is said by name, with a way out."""
-    inputs, *_ = make_call(Case("m4"), 20)
-    wide = {n: torch.randn(1, 1, 20, 160) for n in ("q", "k", "v")}
-    refused(replace(inputs, terms=(), **wide), "head_dim 160 .*use --attention-backend auto")
-    refused(replace(inputs, v=inputs.v.float()), "q, k, v of types")
-    refused(replace(inputs, v=inputs.v[..., :2]), "values of another width")
+    with pytest.raises(ValueError, match=f"backend triton cannot evaluate .*{message}"):
+        attend(change(make_inputs(scheme, Shape(20))), "triton")
+
+
+def test_probabilities_are_refused() -> None:
     with pytest.raises(ValueError, match="backend triton .*need_weights"):
-        attend(inputs, "triton", need_weights=True)
-    segments = PositionTerms(Segments(2), query_vectors=torch.zeros(1, 4, 4).double())
-    refused(replace(inputs, terms=(segments,)), "query_vectors over Segments")
-    product, *_ = make_call(Case("m4m"), 20)
-    refused(replace(product, terms=product.terms * 2), "2 product terms")
-    rank = torch.zeros(1, 1, 20, 130).double()
-    factors = PositionTerms(static_factors=(rank, rank))
-    refused(replace(inputs, terms=(factors,)), "static_factors of rank 130")
-    mixed, *_ = make_call(Case("tupe"), 20)
-    another = replace(mixed.terms[0].reset, first=torch.tensor([3]))
-    twice = (*mixed.terms, replace(mixed.terms[0], reset=another))
-    refused(replace(mixed, terms=twice), "resets of several first tokens")
-    many, *_ = make_call(Case("m3", {"position_clip_distance": "0"}), 600)
-    refused(many, "vectors of 1201 distances")
+        attend(make_inputs("m4", Shape(20)), "triton", need_weights=True)
 
 
 def test_without_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU the kernels are for tests: a user is told so, and `auto` never takes them."""
-    inputs, *_ = make_call(Case("m4"), 7)
+    inputs = make_inputs("m4", Shape(7))
     monkeypatch.setattr(api.native, "problem", lambda _: None)
     assert api.choose(inputs) == "native"
-    assert api.choose(make_call(Case("t5"), 7)[0]) == "reference"  # few tokens
+    assert api.choose(make_inputs("t5", Shape(7))) == "reference"  # few tokens
     monkeypatch.delenv("TRITON_INTERPRET")
-    refused(inputs, "tensors on cpu .its kernels run on CUDA")
+    with pytest.raises(ValueError, match="backend triton cannot evaluate .*tensors on cpu .its kernels run on CUDA"):
+        attend(inputs, "triton")
 
 
 def test_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """There `auto` takes the kernels for what they serve, and the blocks for the rest."""
-    inputs, *_ = make_call(Case("m4"), 20)
-    on_gpu = {n: torch.empty(1, 2, 20, 4, device="meta") for n in ("q", "k", "v")}
-    inputs = replace(inputs, **on_gpu)
+    inputs = replace(make_inputs("m4", Shape(20)), **dict.fromkeys("qkv", torch.empty(1, 2, 20, 4, device="meta")))
     monkeypatch.setattr(api, "on_gpu", lambda inputs: True)
     monkeypatch.setattr(api.triton, "refusal", lambda inputs: None)
     monkeypatch.setattr(api.triton, "unproved", lambda inputs: None)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from cases import Case, build, terms_of
+from helpers.scheme_calls import weighted
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.core.positions import Positions
 
@@ -50,15 +52,8 @@ class Call:
         """Output, then gradients of q, k, v and the parameters."""
         leaves = [leaf.detach().requires_grad_() for leaf in leaves]
         out = self.attend(*leaves, backend)
-        wanted = [*leaves, *self.parameters]
-        found = torch.autograd.grad(weighted(out), wanted, allow_unused=True)
-        filled = zip(found, wanted, strict=True)
-        return [out.detach(), *(torch.zeros_like(w) if g is None else g for g, w in filled)]
-
-
-def weighted(out: Tensor) -> Tensor:
-    """A scalar that no symmetry of the output leaves unseen."""
-    return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum()
+        found = torch.autograd.grad(weighted(out), [*leaves, *self.parameters], materialize_grads=True)
+        return [out.detach(), *found]
 
 
 def same(found: list[Tensor], expected: list[Tensor], **tolerance) -> None:
@@ -71,6 +66,17 @@ def in_a_thread(work: Callable[[], list[Tensor]]) -> list[Tensor]:
     """What `work` returns in a thread that has kept no storage yet."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Torch's number of threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def permuted(x: Tensor) -> Tensor:
@@ -88,6 +94,11 @@ def strided(x: Tensor) -> Tensor:
 def expanded(x: Tensor) -> Tensor:
     """The first row of the batch for all of them, without a copy."""
     return x[:1].expand_as(x)
+
+
+def turned(x: Tensor) -> Tensor:
+    """Channels far apart: (B, H, D, T) in memory."""
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
 class Interrupt(torch.overrides.TorchFunctionMode):

@@ -32,14 +32,10 @@ class Layer(torch.nn.Module):
         self.double().eval()
         randomize(self, 5)
 
-    def positions(self, length: int, start: int, padding: Tensor | None) -> Positions:
-        """Positions of rows start.. of `length` slots; absolute schemes see their indices."""
-        return Positions(length - start, length, start, token_index=index_of_tokens(padding))
-
     def forward(self, x: Tensor, padding: Tensor | None = None, cache: dict | None = None, offset: int = 0) -> Tensor:
         """(B, L, E) to (B, L, E); with a cache, x are the tokens after `offset` cached ones."""
         total = offset + x.size(1)
-        positions = self.positions(total, offset, padding)
+        positions = Positions(x.size(1), total, offset, token_index=index_of_tokens(padding))
         added = self.stack.embed(positions)
         if added is not None:
             x = x + added

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cases import randomize
-from helpers.models import small_task
+from helpers.models import config_of, small_task
 from relpos_fairseq.models.configs import RelPosTransformerLMConfig, RelPosTransformerXLConfig
 from relpos_fairseq.models.relpos_transformer_lm import RelPosLanguageModel, RelPosTransformerLanguageModel
 from relpos_fairseq.models.relpos_transformer_xl import RelPosTransformerXLModel
@@ -32,13 +31,7 @@ ABSOLUTE = [name for name, scheme in REGISTER.items() if scheme.absolute]
 
 def lm_config(base: type, **values: Any) -> Any:
     """A flat config of a small model."""
-    config = base()
-    known = {part.name for part in fields(base)}
-    for name, value in (SMALL | values).items():
-        if name not in known:
-            raise AttributeError(f"no field {name}")
-        setattr(config, name, value)
-    return config
+    return config_of(base, **(SMALL | values))
 
 
 def randomized(model: RelPosLanguageModel) -> RelPosLanguageModel:

@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerModelBase
 from torch import Tensor, nn
 
+from cases import randomize
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerConfig, RelPosTransformerModel, nested
 
 SMALL = {
@@ -35,14 +36,19 @@ def small_task(words: int = 20) -> SimpleNamespace:
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
 
 
-def small_config(**values: Any) -> RelPosTransformerConfig:
-    """A flat config of a small model."""
-    config = RelPosTransformerConfig()
-    for name, value in (SMALL | values).items():
+def config_of(base: type, **values: Any) -> Any:
+    """A config with some of its fields changed."""
+    config = base()
+    for name, value in values.items():
         if not hasattr(config, name):
             raise AttributeError(f"no field {name}")
         setattr(config, name, value)
     return config
+
+
+def small_config(**values: Any) -> RelPosTransformerConfig:
+    """A flat config of a small model."""
+    return config_of(RelPosTransformerConfig, **(SMALL | values))
 
 
 def small_model(seed: int = 1, **values: Any) -> RelPosTransformerModel:
@@ -51,12 +57,20 @@ def small_model(seed: int = 1, **values: Any) -> RelPosTransformerModel:
     return RelPosTransformerModel.build_model(small_config(**values), small_task()).eval()
 
 
-def fairseq_model(seed: int = 1, **values: Any) -> TransformerModelBase:
+def fairseq_model(**values: Any) -> TransformerModelBase:
     """Fairseq's own transformer of the same sizes."""
-    torch.manual_seed(seed)
+    torch.manual_seed(1)
     config = nested(small_config(**values))
     config.no_token_positional_embeddings = False
     return TransformerModelBase.build_model(config, small_task()).eval()
+
+
+def randomized(model: nn.Module) -> nn.Module:
+    """The model with position parameters far from neutral."""
+    for name, module in model.named_modules():
+        if name.endswith(("position", "positions")):
+            randomize(module, len(name))
+    return model
 
 
 def batch(rows: int = 3, length: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:

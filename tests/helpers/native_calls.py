@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from helpers.scheme_calls import tensors_in
 from relpos_fairseq.attention import AttentionInputs
 from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.core.relations import Bucketed, Clipped, Folded, Segments
 from relpos_fairseq.core.terms import PositionTerms, Reset
 
+Draw = Callable[..., torch.Tensor]
+
 
 def make_terms(kind: str, dtype: torch.dtype = torch.float64) -> tuple[PositionTerms, ...]:
     """Terms that no scheme has, random, with gradients."""
     generator = torch.Generator().manual_seed(len(kind))
+    return kinds(lambda *size: torch.randn(size, generator=generator, dtype=dtype).requires_grad_())[kind]()
 
-    def draw(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=generator, dtype=dtype).requires_grad_()
+
+def kinds(draw: Draw) -> dict[str, Callable[[], tuple[PositionTerms, ...]]]:
+    """What makes the terms of each kind from drawn tensors."""
 
     def factors(heads: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         return draw(1, heads, 7, 3), draw(2, 1, 9, 3)
@@ -24,7 +31,7 @@ def make_terms(kind: str, dtype: torch.dtype = torch.float64) -> tuple[PositionT
         return Reset(draw(heads), draw(heads), torch.tensor([3, 0]))
 
     clipped, folded, bucketed = Clipped(2, 1), Folded(3), Bucketed(6, 5, True)
-    made = {
+    return {
         "several": lambda: (
             PositionTerms(clipped, query_vectors=draw(1, 4, 4), query_offset=draw(2, 4)),
             PositionTerms(folded, query_vectors=draw(2, 3, 4), key_vectors=draw(1, 3, 4)),
@@ -73,22 +80,9 @@ def make_terms(kind: str, dtype: torch.dtype = torch.float64) -> tuple[PositionT
         ),
         "reset of nothing": lambda: (PositionTerms(clipped, gate=draw(1, 4), reset=reset()),),
     }
-    return made[kind]()
 
 
-ODD = (
-    "several",
-    "offsets",
-    "gated offset",
-    "product",
-    "reset offset",
-    "resets",
-    "reset factors",
-    "reset of scalars and factors",
-    "reset of a term and not of its like",
-    "reset beside a gated offset",
-    "reset of nothing",
-)
+ODD = tuple(kinds(torch.zeros))
 
 
 def make_call(terms: tuple[PositionTerms, ...], **chosen) -> AttentionInputs:
@@ -106,10 +100,4 @@ def make_call(terms: tuple[PositionTerms, ...], **chosen) -> AttentionInputs:
 
 def parameters_of(terms: tuple[PositionTerms, ...]) -> list[torch.Tensor]:
     """All tensors of terms that have gradients."""
-    found = []
-    for term in terms:
-        for name in term.present:
-            value = getattr(term, name)
-            value = (value.row, value.column) if isinstance(value, Reset) else value
-            found += value if isinstance(value, tuple) else [value] * (value is not True)
-    return found
+    return [tensor for term in terms for name in term.present for tensor in tensors_in(getattr(term, name))]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import is_dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,20 +12,9 @@ from cases import Case, build, terms_of
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.core.placement import Placement, PositionContext
 from relpos_fairseq.core.positions import Positions, index_of_tokens
-from relpos_fairseq.core.terms import PositionTerms
 
+Remake = Callable[[Tensor, Tensor, Tensor], AttentionInputs]
 CONTENT = ("q", "k", "v", "content_q", "content_k")
-TABLES = (
-    "query_vectors",
-    "query_offset",
-    "key_vectors",
-    "content_offset",
-    "gate",
-    "trilinear",
-    "static",
-    "value_vectors",
-    "contextual",
-)
 
 
 def shape_of(kind: str) -> dict:
@@ -109,62 +99,58 @@ def rotated(context: PositionContext, q: Tensor, k: Tensor) -> dict[str, Tensor]
     return {"content_q": scheme.transform_query(q, prepared, start), "content_k": scheme.transform_key(k, prepared, 0)}
 
 
-def gradients(inputs: AttentionInputs, backend: str, parameters: list[Tensor], remake) -> tuple[Tensor, list[Tensor]]:
-    """Output and gradients by q, k, v and the schemes' parameters."""
+def weighted(out: Tensor) -> Tensor:
+    """A scalar that no symmetry of the output leaves unseen."""
+    return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum()
+
+
+def gradients(inputs: AttentionInputs, backend: str, parameters: list[Tensor], remake: Remake) -> list[Tensor]:
+    """Output, then gradients by q, k, v and the parameters."""
     leaves = [x.detach().clone().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
     out, _ = attend(remake(*leaves), backend)
-    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
-    wanted = [*leaves, *parameters]
-    found = torch.autograd.grad((out * weight).sum(), wanted, allow_unused=True)
-    filled = zip(found, wanted, strict=True)
-    return out.detach(), [torch.zeros_like(w) if g is None else g for g, w in filled]
+    return [out.detach(), *torch.autograd.grad(weighted(out), [*leaves, *parameters], materialize_grads=True)]
 
 
-def remaker(inputs: AttentionInputs, stack, layer):
+def remaker(inputs: AttentionInputs, stack: Placement, layer: torch.nn.ModuleList) -> Remake:
     """A function that rebuilds the call from new q, k, v, terms included."""
 
     def remake(q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
-        positions = inputs.positions
-        context = stack.context(positions)
-        content = {}
-        if context.rotation is not None:
-            scheme, prepared = context.rotation
-            content = {
-                "content_q": scheme.transform_query(q, prepared, positions.query_start),
-                "content_k": scheme.transform_key(k, prepared, 0),
-            }
-        terms = terms_of(stack, layer, positions, q.size(0))
-        return replace(inputs, q=q, k=k, v=v, terms=terms, **content)
+        terms = terms_of(stack, layer, inputs.positions, q.size(0))
+        return replace(inputs, q=q, k=k, v=v, terms=terms, **rotated(stack.context(inputs.positions), q, k))
 
     return remake
 
 
-def as_leaves(inputs: AttentionInputs, dtype: torch.dtype) -> tuple[AttentionInputs, dict]:
+def hold(backend: str, inputs: AttentionInputs, parameters: list[Tensor], remake: Remake | None = None) -> None:
+    """Hold a backend's output and gradients against the reference's; without `remake` the call's terms stay."""
+    remake = remake or (lambda q, k, v: replace(inputs, q=q, k=k, v=v))
+    found, expected = (gradients(inputs, one, parameters, remake) for one in (backend, "reference"))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def hold_case(backend: str, case: Case, kind: str) -> AttentionInputs:
+    """The same for a call of a case, by the parameters of its schemes; returns the call."""
+    inputs, stack, layer, _ = call(case, kind)
+    hold(backend, inputs, [*stack.parameters(), *layer.parameters()], remaker(inputs, stack, layer))
+    return inputs
+
+
+def tensors_in(value: object) -> list[Tensor]:
+    """The tensors of a term's part that want gradients."""
+    if isinstance(value, Tensor):
+        return [value] if value.requires_grad else []
+    parts = value if isinstance(value, tuple) else vars(value).values() if is_dataclass(value) else ()
+    return [tensor for part in parts for tensor in tensors_in(part)]
+
+
+def as_leaves(inputs: AttentionInputs, dtype: torch.dtype) -> tuple[AttentionInputs, dict[str, Tensor]]:
     """The call in another type, and by name all tensors that gradients are taken for."""
-    leaves: dict[str, Tensor] = {}
-
-    def leaf(name: str, value: Tensor) -> Tensor:
-        leaves[name] = value.detach().to(dtype).clone().requires_grad_()
-        return leaves[name]
-
-    def term_of(number: int, term: PositionTerms) -> PositionTerms:
-        found = {
-            name: leaf(f"{number}.{name}", getattr(term, name)) for name in TABLES if getattr(term, name) is not None
-        }
-        if term.static_factors is not None:
-            pair = zip("qk", term.static_factors, strict=True)
-            found["static_factors"] = tuple(leaf(f"{number}.factor_{n}", f) for n, f in pair)
-        if term.dense_bias is not None:
-            tensors = (leaf(f"{number}.dense_{n}", x) for n, x in enumerate(term.dense_bias.tensors))
-            found["dense_bias"] = replace(term.dense_bias, tensors=tuple(tensors))
-        if term.decay is not None:
-            sums = {n: leaf(f"{number}.decay_{n}", s) for n, s in vars(term.decay).items() if s is not None}
-            found["decay"] = replace(term.decay, **sums)
-        if term.reset is not None:
-            thetas = {n: leaf(f"{number}.{n}", getattr(term.reset, n)) for n in ("row", "column")}
-            found["reset"] = replace(term.reset, **thetas)
-        return replace(term, **found)
-
-    content = {n: leaf(n, getattr(inputs, n)) for n in CONTENT if getattr(inputs, n) is not None}
-    terms = tuple(term_of(number, term) for number, term in enumerate(inputs.terms))
-    return replace(inputs, terms=terms, **content), leaves
+    made = inputs.mapped(lambda tensor: tensor.detach().to(dtype).clone().requires_grad_())
+    leaves = {name: getattr(made, name) for name in CONTENT if getattr(made, name) is not None}
+    for number, term in enumerate(made.terms):
+        for name in term.present:
+            parts = tensors_in(getattr(term, name))
+            for place, tensor in enumerate(parts):
+                leaves[f"{number}.{name}" if len(parts) == 1 else f"{number}.{name}.{place}"] = tensor
+    return made, leaves

@@ -6,52 +6,21 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from helpers import FULL
-from helpers.lm_models import RELATIVE, small_lm, small_xl, stream
-from helpers.models import batch, small_model
-from helpers.roberta import small_roberta, tokens
+from helpers.every_model import language_model, recurrent, roberta, translation
+from helpers.lm_models import RELATIVE
 from relpos_fairseq.attention import api, native
 from relpos_fairseq.schemes import scheme_names
-
-PADDING = 1
-COUNTS_BACK = ("cope",)  # which no encoder has
-
-
-def translation(scheme: str, **values: str) -> tuple[nn.Module, tuple, Tensor]:
-    """A model, its inputs, and where its output counts."""
-    sides = {"position_scheme": scheme, **values}
-    if scheme in COUNTS_BACK:
-        sides = {"encoder_position_scheme": "none", "decoder_position_scheme": scheme}
-    source, target = batch()
-    return small_model(**sides), (source, None, target), target.ne(PADDING)
-
-
-def language_model(scheme: str) -> tuple[nn.Module, tuple, Tensor]:
-    """The same of a decoder alone."""
-    return small_lm(position_scheme=scheme), (stream(),), stream().ne(PADDING)
-
-
-def recurrent(scheme: str) -> tuple[nn.Module, tuple, Tensor]:
-    """The same with memory."""
-    return small_xl(position_scheme=scheme), (stream(),), stream().ne(PADDING)
-
-
-def roberta(scheme: str) -> tuple[nn.Module, tuple, Tensor]:
-    """The same of an encoder alone."""
-    ids = tokens()
-    return small_roberta(position_scheme=scheme), (ids,), ids.ne(PADDING)
-
 
 MODELS = (translation, language_model, recurrent, roberta)
 EVERY = [
     (make, scheme)
     for scheme in scheme_names()
     for make in MODELS
-    if not (make is recurrent and scheme not in RELATIVE) and not (make is roberta and scheme in COUNTS_BACK)
+    if not (make is recurrent and scheme not in RELATIVE) and not (make is roberta and scheme == "cope")
 ]
-FEW = EVERY[:: 13 if FULL else 26]
+FEW = [*EVERY[:: 13 if FULL else 26], (translation, "tupe"), (recurrent, "m4m")]
 
 
 # A graph takes seconds, and one more scheme in it little.  What no kernel evaluates, or not in an
@@ -71,12 +40,12 @@ TOGETHER |= {name: {} for name in scheme_names() if name not in "+".join(TOGETHE
 def held(make: Callable, scheme: str, backend: str = "eager", **values: str) -> None:
     """Hold a compiled model's output and gradients against the same model, not compiled."""
     torch._dynamo.reset()
-    model, inputs, counts = make(scheme, **values)
+    model, given, counts = make(scheme, **values)
     model = model.double()
     found = []
     for run in (model, torch.compile(model, backend=backend, fullgraph=True)):
         model.zero_grad()
-        out = run(*inputs)[0][counts]
+        out = run(**given)[0][counts]
         out.square().mean().backward()
         found.append([out, *(part.grad for part in model.parameters())])
     for number, (right, got) in enumerate(zip(*found, strict=True)):

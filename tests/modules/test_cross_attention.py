@@ -81,10 +81,9 @@ def test_masks_and_logits_are_refused() -> None:
     """What no decoder layer asks for."""
     _, own = pair()
     query, source = torch.randn(4, 3, 8).double(), torch.randn(5, 3, 6).double()
-    with pytest.raises(ValueError, match="takes no attn_mask and gives no logits"):
-        own(query, source, attn_mask=torch.zeros(4, 5))
-    with pytest.raises(ValueError, match="takes no attn_mask and gives no logits"):
-        own(query, source, before_softmax=True)
+    for asked in ({"attn_mask": torch.zeros(4, 5)}, {"before_softmax": True}):
+        with pytest.raises(ValueError, match="takes no attn_mask and gives no logits"):
+            own(query, source, **asked)
 
 
 @given(data=st.data())

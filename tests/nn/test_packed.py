@@ -59,8 +59,7 @@ def scores(model: nn.Module, steps: bool) -> torch.Tensor:
     parts = []
     for end in range(1, 10):
         parts.append(model.decoder(target[:, :end], encoded, incremental_state=state)[0])
-        order = torch.tensor([0, 1, 2])
-        model.decoder.reorder_incremental_state_scripting(state, order)
+        model.decoder.reorder_incremental_state_scripting(state, torch.arange(3))
     return torch.cat(parts, 1)
 
 
@@ -137,12 +136,6 @@ def test_bf16_rounds_weights_and_inputs_alone():
             torch.testing.assert_close(reduced(given), expected, rtol=1e-2, atol=1e-5)
         joined = BFloat16Linear(*map(BFloat16Linear, layers))
         assert torch.equal(joined(given), torch.cat([BFloat16Linear(layer)(given) for layer in layers], -1))
-
-
-def test_a_processor_without_bf16_is_named(monkeypatch):
-    monkeypatch.setattr(BFloat16Linear, "problem", staticmethod(lambda: "this processor has none"))
-    with pytest.raises(UserError, match="--quantization bf16: this processor has none"):
-        quantize(translation("m4"), "bf16")
 
 
 def test_training_goes_on_after_packing_and_weights_that_change_are_packed_anew():
@@ -237,11 +230,18 @@ def test_half_precision_and_fp64_are_computed_as_they_were():
     assert not PackedLinear(layer).product.applies_to(given)
 
 
-def test_what_cannot_be_is_said():
-    with pytest.raises(UserError, match="--quantization int3: one of int8, bf16"):
-        quantize(translation("m4"), "int3")
-    with pytest.raises(UserError, match="for CPUs, and the model is on meta"):
-        quantize(nn.Linear(2, 2, device="meta"), "int8")
+@pytest.mark.parametrize(
+    ("device", "kind", "message"),
+    [
+        ("cpu", "int3", "--quantization int3: one of int8, bf16"),
+        ("cpu", "bf16", "--quantization bf16: this processor has none"),
+        ("meta", "int8", "for CPUs, and the model is on meta"),
+    ],
+)
+def test_what_cannot_be_is_said(device, kind, message, monkeypatch):
+    monkeypatch.setattr(BFloat16Linear, "problem", staticmethod(lambda: "this processor has none"))
+    with pytest.raises(UserError, match=message):
+        quantize(nn.Linear(2, 2, device=device), kind)
 
 
 def test_what_an_optimizer_writes_through_data_is_packed_anew():

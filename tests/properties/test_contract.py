@@ -27,7 +27,7 @@ from relpos_fairseq.core.options import (
     in_order,
 )
 from relpos_fairseq.core.placement import Placement, PositionMismatchError
-from relpos_fairseq.core.plan import decode_text, encode_text
+from relpos_fairseq.core.plan import PositionPlan, decode_text, encode_text
 from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.core.scheme import REGISTER, AttentionShape, register_scheme
 from relpos_fairseq.schemes import parse_hybrid, scheme_class, scheme_names
@@ -53,6 +53,12 @@ def plan(scheme: str, model: str = "translation", causal: bool = False, **flags)
     """A resolved plan of a small attention."""
     shape = AttentionShape(16, 4, 32, causal)
     return resolve(PositionConfig(position_scheme=scheme, **flags), shape, model)
+
+
+def sides_of(**flags: str) -> list[PositionPlan]:
+    """Resolved plans of a small translation's encoder and decoder."""
+    both = ("encoder", "decoder")
+    return [resolve(PositionConfig(**flags), SHAPE, "translation", side=side, sides=both) for side in both]
 
 
 def contract() -> dict[str, dict[str, str]]:
@@ -184,6 +190,8 @@ def test_a_later_option_says_nothing_of_auto() -> None:
         ("deberta+m4", {}, r"deberta\+m4: its members' scales disagree \(deberta 1/sqrt\(3d\), m4"),
         ("rope+m3", {}, r"rope\+m3: rope rotates q and k"),
         ("fox+cable", {}, r"fox\+cable: cable would weigh the gates of fox and cable: choose one"),
+        # A decoder never resets: asking a lone one for it is refused.
+        ("m4", {"causal": True, "position_reset_cls": "on"}, "a decoder has no"),
         ("m4", {"position_rank": "4"}, r"--position-rank 4 does not apply to position scheme m4"),
         ("m1", {"position_clip_distance": "4"}, r"--position-clip-distance 4 does not apply .* m1"),
         ("learned", {"position_share": "heads"}, r"--position-share heads does not apply"),
@@ -222,27 +230,17 @@ def test_bad_flags(scheme: str, flags: dict, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_heads_must_divide_the_width() -> None:
-    with pytest.raises(ValueError, match="embed_dim 10 and 4 heads"):
-        AttentionShape(embed_dim=10, num_heads=4, max_positions=8)
-
-
 def test_a_decoder_never_resets() -> None:
-    """TUPE's reset is for encoders; asking a lone decoder for it is refused."""
+    """TUPE's reset is for encoders."""
     assert plan("tupe").members[0].options.reset_cls
     assert not plan("tupe", causal=True).members[0].options.reset_cls
-    with pytest.raises(ValueError, match="a decoder has no"):
-        plan("m4", causal=True, position_reset_cls="on")
 
 
 def test_sides_may_have_their_own_schemes() -> None:
     """An option is refused only if no side's scheme takes it."""
-    config = PositionConfig(
+    encoder, decoder = sides_of(
         position_scheme="m4", decoder_position_scheme="abs_scalar", position_rank="2", position_clip_distance="5"
     )
-    sides = ("encoder", "decoder")
-    encoder = resolve(config, SHAPE, "translation", side="encoder", sides=sides)
-    decoder = resolve(config, SHAPE, "translation", side="decoder", sides=sides)
     assert (encoder.name, decoder.name) == ("m4", "abs_scalar")
     assert encoder.members[0].options.clip_distance == 5
     assert decoder.members[0].options.rank == 2
@@ -345,9 +343,8 @@ def test_hybrids_may_be_spaced() -> None:
 
 def test_a_reset_that_no_encoder_takes_is_refused() -> None:
     """A decoder's scheme does not make the option apply."""
-    config = PositionConfig(encoder_position_scheme="rope", decoder_position_scheme="t5", position_reset_cls="on")
     with pytest.raises(ValueError, match="--position-reset-cls on does not apply"):
-        resolve(config, SHAPE, "translation", side="encoder", sides=("encoder", "decoder"))
+        sides_of(encoder_position_scheme="rope", decoder_position_scheme="t5", position_reset_cls="on")
 
 
 @pytest.mark.parametrize("scheme", ["m4", "m4+learned", "learned+m4", "t5", "rope"])

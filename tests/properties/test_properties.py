@@ -14,7 +14,7 @@ from torch import Tensor
 from cases import CASES, INPUT, Case, build, plan_of, terms_of
 from helpers.forms import in_turn, told_apart
 from helpers.layers import BATCH, EXACT, FORMS, WITHOUT_SEGMENTS, Layer, tokens
-from helpers.scheme_calls import call, rotated, shape_of
+from helpers.scheme_calls import call, rotated
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.core.placement import Placement
 from relpos_fairseq.core.positions import Positions, index_in_sentence, index_of_tokens
@@ -147,30 +147,22 @@ def test_every_parameter_has_a_gradient(case: Case, kind: str) -> None:
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 
 
-@pytest.mark.parametrize("scheme", ["m1", "m2"])
-def test_neutral_gates_are_plain_attention(scheme: str) -> None:
-    """At their initial values M1 and M2 are plain attention."""
-    _assert_near_plain(scheme, 1e-12)
-
-
-@pytest.mark.parametrize("scheme", ["rel_scalar", "shaw", "shaw_keys", "m3", "m4", "t5"])
-def test_small_tables_start_near_plain_attention(scheme: str) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "tolerance"),
+    [
+        *((scheme, 1e-12) for scheme in ("m1", "m2")),  # whose neutral gates change nothing
+        *((scheme, 0.15) for scheme in ("rel_scalar", "shaw", "shaw_keys", "m3", "m4", "t5")),
+    ],
+)
+def test_start_near_plain_attention(scheme: str, tolerance: float) -> None:
     """Added tables start at or near zero, M3's at one."""
-    _assert_near_plain(scheme, 0.15)
-
-
-def _assert_near_plain(scheme: str, tolerance: float) -> None:
     plan = plan_of(Case(scheme), heads=4, dim=32)
     torch.manual_seed(0)
     stack = Placement(plan)
-    layer = stack.layer_schemes(0)
-    positions = Positions(10, 10)
-    context = stack.context(positions)
-    q, k, v = (torch.randn(2, 4, 10, 32).double() for _ in range(3))
-    terms = context.shared + layer.evaluate(positions).terms
-    _, plain = attend(AttentionInputs(q, k, v, (), positions, plan.scale), "reference", True)
-    inputs = AttentionInputs(q, k, v, terms, positions, plan.scale)
-    _, probs = attend(inputs, "reference", need_weights=True)
+    layer, positions = stack.layer_schemes(0), Positions(10, 10)
+    q, k, v = torch.randn(3, 2, 4, 10, 32, dtype=torch.float64)
+    inputs = AttentionInputs(q, k, v, terms_of(stack, layer, positions), positions, plan.scale)
+    probs, plain = (attend(one, "reference", True)[1] for one in (inputs, replace(inputs, terms=())))
     assert (probs - plain).abs().max() < tolerance
 
 
@@ -352,8 +344,3 @@ def test_indices_where_tokens_are_not_in_place(scheme: str) -> None:
     stack.embed(positions)
     for term in layer.evaluate(positions).terms:
         assert term.static_factors[1].size(2) == rows + 2
-
-
-def test_kinds_cover_what_they_say() -> None:
-    """The shapes used across tests include T = S, T < S, a step and both paddings."""
-    assert shape_of("memory")["start"] > 0 and shape_of("step")["start"] == 6

@@ -20,7 +20,6 @@ LONG = {"scaling": "longrope"} | {
     f"{name}_factor": ",".join(map(str, numbers)) for name, numbers in zip(("short", "long"), SEARCHED, strict=True)
 }
 PHI = {"rope_type": "longrope", "short_factor": SEARCHED[0], "long_factor": SEARCHED[1]}
-HALVES = {"position_rope_pairs": "halves"}
 
 
 LONG4 = {"scaling": "longrope", "factor": "2", "short_factor": "1,1", "long_factor": "1.5,3.25"}
@@ -109,13 +108,8 @@ def test_a_checkpoint_remembers_the_trained_length() -> None:
     later.load_state_dict(old)  # of a version that did not remember it
     assert later.shared[0].trained_length == 48
     again = placement(48, scaling="yarn")
-    again.load_state_dict(later_state(placement(12, scaling="yarn")))
+    again.load_state_dict(placement(12, scaling="yarn").state_dict())
     assert again.shared[0].trained_length == 12
-
-
-def later_state(made: Placement) -> dict:
-    """What a checkpoint has of it."""
-    return {key: value.clone() for key, value in made.state_dict().items()}
 
 
 @pytest.mark.parametrize(

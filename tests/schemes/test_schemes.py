@@ -56,12 +56,19 @@ def expected(
     )
 
 
-def real_rows(inputs: AttentionInputs) -> Tensor:
-    """(B, T) True at queries that are tokens."""
-    positions = inputs.positions
-    if inputs.key_padding is None:
-        return torch.ones(inputs.q.size(0), positions.tgt_len, dtype=torch.bool)
-    return ~inputs.key_padding[:, positions.query_start : positions.query_stop]
+def hold_to_paper(case: Case, kind: str, backend: str, **how) -> AttentionInputs:
+    """Hold the probabilities and output of real queries to the scalar loops; returns the call."""
+    inputs, stack, layer, extra = call(case, kind, **how)
+    _, *wanted = expected(case, inputs, stack, layer, extra)
+    out, probs = attend(inputs, backend, need_weights=True)
+    real = torch.ones(len(out), 1, out.size(2), 1, dtype=torch.bool)
+    if inputs.key_padding is not None:
+        positions = inputs.positions
+        real = ~inputs.key_padding[:, None, positions.query_start : positions.query_stop, None]
+    for found, right in zip((probs, out), wanted, strict=True):
+        pick = real.expand_as(right)
+        torch.testing.assert_close(found[pick], right[pick], rtol=0, atol=TOLERANCE)
+    return inputs
 
 
 # What blocked adds to the reference are forms of terms: their numbers are the reference's own, and
@@ -73,16 +80,7 @@ EVALUATED = [("reference", *one) for one in in_turn(IN_ATTENTION, KINDS, 2)] + [
 @pytest.mark.parametrize(("backend", "case", "kind"), EVALUATED, ids=str)
 def test_equals_the_paper(backend: str, case: Case, kind: str) -> None:
     """Probabilities and output equal the scalar loops."""
-    if kind == "step_padded" and set(case.scheme.split("+")) & {"none"}:
-        kind = "step"
-    inputs, stack, layer, extra = call(case, kind)
-    _, probs, out = expected(case, inputs, stack, layer, extra)
-    got, got_probs = attend(inputs, backend, need_weights=True)
-    rows = real_rows(inputs)
-    pick = rows[:, None, :, None].expand_as(probs)
-    torch.testing.assert_close(got_probs[pick], probs[pick], rtol=0, atol=TOLERANCE)
-    pick = rows[:, None, :, None].expand_as(out)
-    torch.testing.assert_close(got[pick], out[pick], rtol=0, atol=TOLERANCE)
+    hold_to_paper(case, "step" if kind == "step_padded" and "none" in case.scheme.split("+") else kind, backend)
 
 
 UNLIMITED = [c for c in IN_ATTENTION if not any(scheme_class(name).table_limited for name in c.scheme.split("+"))]
@@ -91,11 +89,7 @@ UNLIMITED = [c for c in IN_ATTENTION if not any(scheme_class(name).table_limited
 @pytest.mark.parametrize(("case", "kind"), in_turn(UNLIMITED, ("square", "causal"), 0), ids=str)
 def test_inputs_longer_than_trained_equal_the_paper(case: Case, kind: str) -> None:
     """A scheme without a table of positions takes any length, as its equation does."""
-    inputs, stack, layer, extra = call(case, kind, longest=3)
-    _, probs, out = expected(case, inputs, stack, layer, extra)
-    got, got_probs = attend(inputs, "reference", need_weights=True)
-    torch.testing.assert_close(got_probs, probs, rtol=0, atol=TOLERANCE)
-    torch.testing.assert_close(got, out, rtol=0, atol=TOLERANCE)
+    hold_to_paper(case, kind, "reference", longest=3)
 
 
 @pytest.mark.parametrize("value", [-1.0, 0.005, 0.02])
@@ -124,13 +118,7 @@ def test_positions_drawn_at_random(case: Case, kind: str, backend: str) -> None:
     drawn = [0, 1, 4, 5, 6, 8, 9, 10, 11][: shape_of(kind)["src_len"]]
     if not any(m.options.reset_cls for m in build(case)[0].plan.members):
         drawn = [3, 4, 5, 7, 10, 11] if len(drawn) == 6 else [1, 2, *drawn[2:]]
-    inputs, stack, layer, extra = call(case, kind, drawn=drawn)
-    _, probs, out = expected(case, inputs, stack, layer, extra)
-    got, got_probs = attend(inputs, backend, need_weights=True)
-    rows = real_rows(inputs)
-    for found, wanted in ((got_probs, probs), (got, out)):
-        pick = rows[:, None, :, None].expand_as(wanted)
-        torch.testing.assert_close(found[pick], wanted[pick], rtol=0, atol=TOLERANCE)
+    inputs = hold_to_paper(case, kind, backend, drawn=drawn)
     for kernel in (native, triton):
         refused = kernel.refusal_anywhere(inputs)
         distances = any(isinstance(t.relation, DistanceRelation) for t in inputs.terms)

@@ -1,7 +1,7 @@
-"""Calls of the native kernel whose sizes are no multiple of its blocks, and what they must equal.
+"""Attention calls of any sizes and masks, and what they must equal.
 
-The kernel takes 96 queries and up to 576 keys at a time, in steps of 96 keys; registers hold blocks
-of up to 12 rows and 32 columns; keys meet long tables by 24.
+The native kernel takes 96 queries and up to 576 keys at a time, in steps of 96 keys; registers hold
+blocks of up to 12 rows and 32 columns; keys meet long tables by 24.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cases import CLIPPED, Case, build, terms_of
-from helpers.scheme_calls import as_leaves
+from helpers.scheme_calls import as_leaves, rotated
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.core.positions import Positions, index_of_tokens
 
@@ -92,9 +92,9 @@ def make_inputs(scheme: str, shape: Shape, **options: str) -> AttentionInputs:
     if "segment_encoding" in options:
         flags["segment_encoding"] = flags.pop("position_segment_encoding")
     if set(scheme.split("+")) & set(CLIPPED):
-        flags["position_clip_distance"] = str(shape.clip)
+        flags.setdefault("position_clip_distance", str(shape.clip))
     if "+" in scheme:
-        flags["position_scale"] = "2"  # whatever its members' scales are
+        flags.setdefault("position_scale", "2")  # whatever its members' scales are
     if shape.reset is not None:
         flags["position_reset_cls"] = shape.reset
     stack, layer = build(
@@ -117,16 +117,10 @@ def make_inputs(scheme: str, shape: Shape, **options: str) -> AttentionInputs:
     )
     q, k = draw(shape.tgt_len), draw(shape.src_len)
     v = draw(shape.src_len, shape.value_dim)
-    context = stack.context(positions)
     with torch.no_grad():
         terms = terms_of(stack, layer, positions, q.size(0))
     if shape.value_dim is not None:
         terms = tuple(with_value_channels(term, shape.value_dim) for term in terms)
-    rotated = {}
-    if context.rotation is not None:
-        rope, prepared = context.rotation
-        rotated["content_q"] = rope.transform_query(q, prepared, shape.before)
-        rotated["content_k"] = rope.transform_key(k, prepared, 0)
     return AttentionInputs(
         q,
         k,
@@ -138,7 +132,7 @@ def make_inputs(scheme: str, shape: Shape, **options: str) -> AttentionInputs:
         key_padding=padding,
         window=shape.window,
         documents=documents_of(shape),
-        **rotated,
+        **rotated(stack.context(positions), q, k),
     )
 
 
@@ -156,19 +150,17 @@ def results(inputs: AttentionInputs, leaves: dict, backend: str) -> dict[str, Te
     """The output and every gradient by name."""
     out, _ = attend(inputs, backend)
     upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
-    found = torch.autograd.grad(out, list(leaves.values()), upstream.to(out.dtype), allow_unused=True)
-    named = zip(leaves.items(), found, strict=True)
-    gradients = {n: torch.zeros_like(x) if g is None else g for (n, x), g in named}
-    return {"output": out.detach()} | gradients
+    found = torch.autograd.grad(out, list(leaves.values()), upstream.to(out.dtype), materialize_grads=True)
+    return {"output": out.detach()} | dict(zip(leaves, found, strict=True))
 
 
-def compare(inputs: AttentionInputs, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """Hold output and all gradients against the reference's in fp64; returns them.
+def compare(inputs: AttentionInputs, dtype: torch.dtype = torch.float64, backend: str = "native") -> dict[str, Tensor]:
+    """Hold a backend's output and all gradients against the reference's in fp64; returns them.
 
     In fp32, tolerated is what eager attention in fp32 errs by, a few times over.
     """
     made, leaves = as_leaves(inputs, dtype)
-    found = results(made, leaves, "native")
+    found = results(made, leaves, backend)
     exact, wanted = as_leaves(made, torch.float64)
     expected = results(exact, wanted, "reference")
     eager = None if dtype == torch.float64 else results(made, leaves, "reference")
