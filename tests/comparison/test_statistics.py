@@ -178,6 +178,8 @@ def test_what_could_be_found_is_found_so_often():
     found = [statistics.sign_flip(generator.normal(needed, 1, 8)) <= 0.05 for _ in range(500)]
     assert 0.7 < np.mean(found) < 0.9
     assert statistics.detectable(np.array([1.0]), 1) == float("inf")
+    several = generator.normal(0, 1, 8)
+    assert statistics.detectable(10 * several, 1) == pytest.approx(10 * statistics.detectable(several, 1))
 
 
 @pytest.mark.parametrize(("seeds", "comparisons"), [(2, 1), (5, 1), (6, 2), (7, 4)])

@@ -6,11 +6,14 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 
 from relpos_fairseq.lab.comparison.scores import METRICS
+from relpos_fairseq.lab.comparison.tasks import classification
 from relpos_fairseq.lab.comparison.tasks.encoder_decoder import scan_commands
 from relpos_fairseq.lab.comparison.tasks.registry import kinds, make_task
 
@@ -175,3 +178,14 @@ def test_the_built_in_corpus_is_words():
     """Its options are those of earlier versions' results."""
     assert "tokenize" not in task("built_in").options()
     assert task("built_in").statistics(["a. b"], ["a . b"])["BLEU"][0, :2].tolist() == [2, 3]
+
+
+def test_accuracy_is_the_share_of_right_labels(tmp_path, monkeypatch):
+    asked = task("even_pairs")
+    name = asked.sets()[0]
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / f"{name}.input0").write_text("a b\nb a\na a\n")
+    outputs = np.array([[2.0, 1.0], [0.0, 3.0], [5.0, 4.0]]), np.array([0, 1, 1]), np.array([4, 4, 4])
+    monkeypatch.setattr(classification, "logits_of", lambda *_: outputs)
+    scored = asked.score(name, SimpleNamespace(data=tmp_path))
+    assert METRICS["accuracy"].value(scored.statistics["accuracy"].sum(0)) == pytest.approx(200 / 3)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from relpos_fairseq.modules.memory import Memory, MemoryCarrier, carried, number_documents
+from relpos_fairseq.modules.memory import Memory, MemoryCarrier, StreamMemory, carried, number_documents
 
 LAYERS, WIDTH = 2, 3
 
@@ -149,3 +149,15 @@ def test_a_carrier_is_read_through() -> None:
     assert carried(MemoryCarrier()) is None
     with pytest.raises(ValueError, match="memory must be a Memory, a carrier of one or None"):
         carried([torch.zeros(1)])
+
+
+def test_blocks_of_a_stream_follow_each_other() -> None:
+    """Each block has the memory that the one before it left; another block is an error."""
+    stream, found = StreamMemory(), []
+    for step in range(3):
+        with stream.block(step, step, torch.device("cpu")) as carrier:
+            found.append(0 if carrier.memory is None else carrier.memory.valid.size(1))
+            carrier.memory = memory(step + 1)
+    assert found == [0, 1, 2] and stream.state_dict()["next_step"] == 3
+    with pytest.raises(ValueError, match="block 5 of the stream came where block 3 follows"), stream.block(5, 5, "cpu"):
+        pass

@@ -362,7 +362,7 @@ def test_wrong_lines(text, out, tmp_path, capsys, monkeypatch, line):
 # Vaswani et al. 2017, section 5.1, and Shaw et al. 2018: newstest2014, of Europarl to Giga.
 VASWANIS = ("europarl-v7", "commoncrawl", "news-commentary-v9", "sacrebleu wmt14 ")
 SOURCES = {  # what a dry run names, and what it does not
-    "wmt18 en-cs": (("europarl-v7", "657.6 MB", "paracrawl", "sacrebleu wmt15", "disk needed", "--czeng"), ()),
+    "wmt18 en-cs": (("europarl-v7", "657.6 MB", "paracrawl", "sacrebleu wmt15", "about 7,363.2 MB", "--czeng"), ()),
     "wmt14 en-de": (VASWANIS, ("giga-fren", "un ", "wmt15")),
     "wmt14 en-fr": ((*VASWANIS, "giga-fren", "un "), ("wmt15",)),
     "wmt15 en-de --valid newstest2014 newstest2014/full": (("sacrebleu wmt14 ", "sacrebleu wmt14/full"), ()),

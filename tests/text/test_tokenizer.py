@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from helpers.folders import contents
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
 from relpos_fairseq.text.assets import word_starts
+from relpos_fairseq.text.sentencepiece_model import add_tokens
 from relpos_fairseq.text.tokenizer import UNKNOWN, exact_offsets
 
 TEXTS = [
@@ -288,3 +289,12 @@ def test_ids_are_sentencepieces_own(options, tmp_path) -> None:
         expected = library.id_to_piece(library.encode(text))
         found = [ours.pieces.get(one, one) for one in ours.encode(text).pieces]
         assert found == expected, text
+
+
+def test_added_tokens_are_numbered_in_their_order():
+    """One that the vocabulary has keeps its number, the others follow it."""
+    state = {"model": {"vocab": [["a", 0.0], ["b", 0.0], ["<s>", 0.0]]}, "added_tokens": []}
+    add_tokens(state, [{"content": name} for name in ("<x>", "<s>", "<y>")], [{"content": "<z>"}, {"content": "<x>"}])
+    assert [(token["content"], token["id"]) for token in state["added_tokens"]] == [
+        *(("<s>", 2), ("<x>", 3), ("<y>", 4), ("<z>", 5))
+    ]
