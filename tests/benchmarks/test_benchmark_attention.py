@@ -15,6 +15,7 @@ from torch import Tensor
 from cases import CASES, INPUT, Case
 from helpers import FULL, ROOT, processes
 from helpers.commands import relpos
+from helpers.shell import Shell
 from relpos_fairseq.attention import attend
 from relpos_fairseq.attention.inputs import probabilities
 from relpos_fairseq.lab.benchmarks import attention, candidates, measurement
@@ -23,14 +24,9 @@ from relpos_fairseq.lab.benchmarks.candidates import LayerCandidate, NoPositions
 from relpos_fairseq.lab.benchmarks.workload import AttentionSetting, draw_heads
 from relpos_fairseq.schemes import schemes_for
 
-TINY = ["--heads", "2", "--head-dim", "8", "--position-clip-distance", "3", "--rounds", "2", "--seconds", "1"]
-TINY += ["--threads", str(torch.get_num_threads())]
+TINY = "--heads 2 --head-dim 8 --position-clip-distance 3 --rounds 2 --seconds 1"
+TINY = f"benchmark attention {TINY} --threads {torch.get_num_threads()}"
 CPU = torch.device("cpu")
-
-
-def benchmark(flags: list[str]) -> int:
-    """Run the command; return its exit status."""
-    return relpos("benchmark", "attention", *flags)
 
 
 def setting(length: int = 20, batch: int = 2, causal: bool = False, **other) -> AttentionSetting:
@@ -39,24 +35,17 @@ def setting(length: int = 20, batch: int = 2, causal: bool = False, **other) -> 
     return AttentionSetting(batch=batch, length=length, causal=causal, **given)
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurement, "wait_until_idle", lambda *_: False)
-
-
 # --- the command ---------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_small_run(tmp_path: Path, shell: Shell) -> None:
     """Every mode gives a cell; the tables go where they are asked to."""
     path, picture = tmp_path / "README.md", tmp_path / "plot.svg"
     path.write_text("# Numbers\n")
-    command = [*TINY, "--lengths", "20,8", "--max-tokens", "40", "--schemes", "none,m4,tupe"]
-    command += ["--modes", "train,forward,decode,memory", "--naive"]
-    command += ["--csv", str(tmp_path / "rows.csv"), "--write", str(path)]
-    assert benchmark([*command, "--plot", str(picture)]) == 0
-    out, text = capsys.readouterr().out, path.read_text()
+    line = f"{TINY} --lengths 20,8 --max-tokens 40 --schemes none,m4,tupe --modes train,forward,decode,memory --naive"
+    out = shell(f"{line} --csv rows.csv --write README.md --plot plot.svg")
+    text = path.read_text()
     assert "6 candidates right against fp64" in out and "not idle" in out
     assert text.startswith("# Numbers\n") and text.count("| m4 |") == 4
     assert text.count("| m4, naive |") == 3 and " MiB" in text and "nan" not in text
@@ -68,7 +57,7 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert not list(tmp_path.glob("*partial*"))
 
 
-def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
     """What the file has is not measured again; other settings keep their rows."""
     path, calls = tmp_path / "rows.csv", []
     honest = measurement.time_in_turns
@@ -78,55 +67,45 @@ def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         return honest(runs, *rest)
 
     monkeypatch.setattr(measurement, "time_in_turns", counted)
-    command = [*TINY, "--lengths", "12", "--max-tokens", "12", "--schemes", "m4", "--csv", str(path)]
-    assert benchmark([*command, "--modes", "train"]) == 0
-    for more, measured in (
-        (["--modes", "train"], 0),
-        (["--modes", "train,forward"], 1),
-        (["--modes", "train", "--position-clip-distance", "2"], 1),
-        (["--modes", "train", "--schemes", "m4,t5"], 1),
-    ):
+    line = f"{TINY} --lengths 12 --max-tokens 12 --csv rows.csv"
+    shell(f"{line} --schemes m4 --modes train")
+    for more, measured in {
+        "--schemes m4 --modes train": 0,
+        "--schemes m4 --modes train,forward": 1,
+        "--schemes m4 --modes train --position-clip-distance 2": 1,
+        "--schemes m4,t5 --modes train": 1,
+    }.items():
         before = len(calls)
-        assert benchmark([*command, *more, "--resume"]) == 0
+        shell(f"{line} {more} --resume")
         assert len(calls) - before == measured, more
     assert calls[-1] == sorted([candidates.BASELINE, "m4", "t5"])
     rows = measurement.read_csv(path)
     assert len(rows) == 2 + 2 + 3  # forward; clip 2; what m4's first column has become
     assert sum(row["clip"] == 2 for row in rows) == 2
-    assert benchmark([*command, "--modes", "train"]) == 2
-    assert "--resume continues it" in capsys.readouterr().err  # nothing is written over
+    assert "--resume continues it" in shell.refused(f"{line} --schemes m4 --modes train")  # nothing is written over
     assert measurement.read_csv(path) == rows
-    assert benchmark([*command, "--csv", str(tmp_path / "no" / "rows.csv")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_each_command_has_its_section(tmp_path: Path) -> None:
+def test_each_command_has_its_section(tmp_path: Path, shell: Shell) -> None:
     """Other lengths, modes and backends do not write over the tables that a page has."""
-    path = tmp_path / "page.md"
-    command = [*TINY, "--max-tokens", "12", "--schemes", "m4", "--write", str(path)]
-    for number, more in enumerate(
-        (
-            ["--lengths", "12"],
-            ["--lengths", "6"],
-            ["--lengths", "6", "--modes", "memory"],
-            ["--lengths", "6", "--causal"],
-            ["--lengths", "6", "--backends", "blocked"],
-        ),
-        1,
-    ):
+    ways = (
+        "",
+        " --lengths 6",
+        " --lengths 6 --modes memory",
+        " --lengths 6 --causal",
+        " --lengths 6 --backends blocked",
+    )
+    for number, more in enumerate(ways, 1):
         for _ in range(2):
-            assert benchmark([*command, "--modes", "forward", *more]) == 0
-        assert path.read_text().count(": begin -->") == number
+            shell(f"{TINY} --max-tokens 12 --schemes m4 --write page.md --modes forward --lengths 12{more}")
+        assert (tmp_path / "page.md").read_text().count(": begin -->") == number
 
 
-def test_backends_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_backends_side_by_side(tmp_path: Path, shell: Shell) -> None:
     """A row each, held against fp64 each; what `auto` took is said, and is in the file."""
-    path = tmp_path / "rows.csv"
-    command = [*TINY, "--lengths", "40", "--max-tokens", "40", "--schemes", "none,m4,shaw", "--csv"]
-    command += [str(path), "--modes", "forward", "--backends", "auto,blocked", "--rounds", "1"]
-    assert benchmark(command) == 0
-    out = capsys.readouterr().out
+    path, sizes = tmp_path / "rows.csv", "--lengths 40 --max-tokens 40 --modes forward --rounds 1"
+    out = shell(f"{TINY} {sizes} --schemes none,m4,shaw --backends auto,blocked --csv rows.csv")
     assert "6 candidates right against fp64" in out
     assert "| m4 |" in out and "| m4, blocked |" in out
     (m4,) = [row for row in measurement.read_csv(path) if row["name"] == "m4"]
@@ -135,45 +114,23 @@ def test_backends_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     assert other["backend"] == "blocked" and m4["backend"] in ("native", "blocked")
 
 
-def test_a_whole_layer(capsys: pytest.CaptureFixture) -> None:
+def test_a_whole_layer(shell: Shell) -> None:
     """The layer's table says that it is one."""
-    command = [*TINY, "--lengths", "12", "--max-tokens", "24", "--schemes", "shaw", "--layer"]
-    assert benchmark([*command, "--modes", "train,forward,memory", "--unclipped"]) == 0
-    out = capsys.readouterr().out
+    sizes = "--lengths 12 --max-tokens 24 --modes train,forward,memory --unclipped"
+    out = shell(f"{TINY} {sizes} --schemes shaw --layer")
     assert "a BERT layer" in out and "unclipped" in out and out.count("| shaw |") == 3
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--lengths", "12,x"], "--lengths must be whole numbers"),
-        (["--lengths", "0"], "--lengths must be >= 1"),
-        (["--modes", "train,slow"], "--modes must be of train, forward, decode, memory, got slow"),
-        (["--backends", "auto,fast"], "of auto, sdpa, blocked, native, triton, got fast"),
-        (["--heads", "0"], "--heads must be >= 1, got 0"),
-        (["--schemes", "m5"], "unknown position scheme 'm5'"),
-        (["--resume"], "add --csv FILE"),
-        (["--layer", "--modes", "decode"], "leave decode out of --modes"),
-        (["--plot", "rows.txt"], "--plot must end in .png"),
-    ],
-)
-def test_bad_flags(flags: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
-    """One line that names flag, value and the way out; nothing is measured."""
-    assert benchmark(flags) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and message in error and error.count("\n") == 1
 
 
 def test_needs_torch_alone() -> None:
     """Without fairseq, tqdm and what else a training environment has, it runs."""
     blocked = "fairseq", "omegaconf", "hydra", "sacrebleu", "tqdm", "matplotlib", "pandas"
-    command = [*TINY, "--lengths", "12", "--max-tokens", "12", "--schemes", "m4"]
+    line = f"{TINY} --lengths 12 --max-tokens 12 --schemes m4"
     program = (
         f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"
         "from relpos_fairseq.lab.benchmarks import measurement\n"
         "measurement.wait_until_idle = lambda *_: False\n"
         "from relpos_fairseq.cli.main import main\n"
-        f"sys.exit(main(['benchmark', 'attention', *{command}]))"
+        f"sys.exit(main({line.split()}))"
     )
     done = processes.run([sys.executable, "-c", program], cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -196,15 +153,11 @@ def wrong_rows(start: int, factor: float = 1.001):
 
 
 @pytest.mark.parametrize(("start", "factor"), [(0, 1.001), (290, 1.001), (0, float("nan"))])
-def test_what_is_wrong_is_not_timed(
-    start: int, factor: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    """What errs, be it in the last rows of a long call, is named, and no time is printed."""
+def test_what_is_wrong_is_not_timed(start, factor, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
+    """What errs, be it in the last rows of a long call, is named, and not timed."""
     monkeypatch.setattr(candidates, "attend", wrong_rows(start, factor))
-    command = [*TINY, "--lengths", "300", "--max-tokens", "300", "--schemes", "m4"]
-    assert benchmark(command) == 2
-    captured = capsys.readouterr()
-    assert "error: m4 at length 300" in captured.err and " ms " not in captured.out
+    monkeypatch.setattr(measurement, "time_in_turns", lambda *_: pytest.fail("it is timed"))
+    assert "error: m4 at length 300" in shell.refused(f"{TINY} --lengths 300 --max-tokens 300 --schemes m4")
 
 
 def test_wrong_gradients_are_seen() -> None:
@@ -264,13 +217,8 @@ def test_the_layer_is_torchs() -> None:
     with torch.no_grad():
         oracle.self_attn.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
         oracle.self_attn.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
-    for mine, theirs in (
-        ("out", oracle.self_attn.out_proj),
-        ("widen", oracle.linear1),
-        ("narrow", oracle.linear2),
-        ("first_norm", oracle.norm1),
-        ("second_norm", oracle.norm2),
-    ):
+    rest = (oracle.self_attn.out_proj, oracle.linear1, oracle.linear2, oracle.norm1, oracle.norm2)
+    for mine, theirs in zip(("out", "widen", "narrow", "first_norm", "second_norm"), rest, strict=True):
         theirs.load_state_dict(body[mine].state_dict())
     (x,) = layer.inputs()
     torch.testing.assert_close(layer(x), oracle(x), rtol=1e-4, atol=1e-5)
@@ -354,16 +302,14 @@ def test_flex_says_what_it_cannot() -> None:
     assert "no backward" in candidates.Flex("m4", setting()).refusal("train")
 
 
-def test_a_compiler_that_fails_is_a_remark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_a_compiler_that_fails_is_a_remark(monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
     """The other candidates are measured all the same."""
 
     def fails(*_, **__):
         raise RuntimeError("no C++ compiler\nat all")
 
     monkeypatch.setattr(candidates.Flex, "__call__", fails)
-    command = [*TINY, "--lengths", "12", "--max-tokens", "12", "--schemes", "m4,m3", "--flex"]
-    assert benchmark([*command, "--modes", "forward"]) == 0
-    out = capsys.readouterr().out
+    out = shell(f"{TINY} --lengths 12 --max-tokens 12 --schemes m4,m3 --flex --modes forward")
     assert "- m4, FlexAttention: not compiled on this machine: no C++ compiler\n" in out
     assert "- m3, FlexAttention: a score_mod cannot replace q.k" in out and "| m4 |" in out
 
@@ -384,8 +330,8 @@ def test_flex_is_compiled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         return out
 
     monkeypatch.setattr(candidates.Flex, "__call__", kept)
-    command = [*TINY, "--head-dim", "16", "--lengths", "40", "--max-tokens", "40", "--flex"]
-    status = benchmark([*command, "--schemes", "m4", "--modes", "forward", "--causal"])
+    sizes = "--head-dim 16 --lengths 40 --max-tokens 40"
+    status = relpos(*f"{TINY} {sizes} --schemes m4 --flex --modes forward --causal".split())
     out, err = capsys.readouterr()
     if "not compiled on this machine" in out:
         pytest.skip("torch.compile does not work here")
@@ -497,5 +443,5 @@ def test_an_interrupted_run_says_how_to_continue(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(attention, "measure", interrupt)
-    assert benchmark(["--lengths", "8", "--schemes", "none"]) == 130
+    assert relpos(*"benchmark attention --lengths 8 --schemes none".split()) == 130
     assert "--csv FILE: add --resume" in capsys.readouterr().err

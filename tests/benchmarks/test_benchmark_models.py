@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.commands import relpos, relpos_job
+from helpers.shell import Shell
 from relpos_fairseq.attention import BACKENDS
 from relpos_fairseq.cli import benchmark as declared
-from relpos_fairseq.lab.benchmarks import measurement, models, whole_models
+from relpos_fairseq.lab.benchmarks import models, whole_models
 from relpos_fairseq.lab.benchmarks.layers import (
     LEAST_TABLE,
     PACKAGES,
@@ -26,32 +26,21 @@ from relpos_fairseq.lab.benchmarks.layers import (
 CPU = torch.device("cpu")
 
 
-def benchmark(flags: list[str]) -> None:
-    """Run the command."""
-    relpos_job("benchmark", "models", *flags)
-
-
-ONCE = ["--rounds", "1", "--threads", str(torch.get_num_threads())]
+ONCE = f"benchmark models --rounds 1 --threads {torch.get_num_threads()}"
+TRANSLATE = "--size tiny --batch-size 2 --length 4 --vocab-size 40 --beam 2"
+SMALL = "--width 16 --ffn 32 --heads 2"
 TINY = whole_models.TranslationSetting("tiny", 40, 3, 8, 2, 0.0, torch.float32, CPU)
 LAYER = LayerSetting(16, 32, 2, 2, 9, 3, 0.0, torch.float32, CPU)
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurement, "wait_until_idle", lambda *_: False)
-
-
-def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_translation_report(tmp_path: Path, shell: Shell) -> None:
     """The baseline in milliseconds, schemes as ratios; files are written, sections once."""
     page = tmp_path / "README.md"
     page.write_text("# Numbers\n")
     for number in range(2):
-        benchmark(
-            [*ONCE, "--parts", "translation", "--size", "tiny", "--schemes", "shaw,m4", "--batch-size"]
-            + ["2", "--length", "4", "--vocab-size", "40", "--beam", "2", "--write", str(page)]
-            + ["--csv", str(tmp_path / f"{number}.csv"), "--plot", str(tmp_path / "bars.png")]
-        )
-    text, out = page.read_text(), capsys.readouterr().out
+        written = f"--write README.md --csv {number}.csv --plot bars.png"
+        out = shell(f"{ONCE} --parts translation {TRANSLATE} --schemes shaw,m4 {written}")
+    text = page.read_text()
     assert "train: 6 candidates, 1 rounds, 6 of 6 samples on a machine that was not idle" in out
     assert text.startswith("# Numbers\n") and text.count("| `shaw` |") == 1 and "nan" not in text
     assert "models translation cpu float32 size tiny 2 x 4: begin" in text  # another batch has a table of its own
@@ -64,15 +53,11 @@ def test_translation_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> No
     assert not list(tmp_path.glob("*partial*"))
 
 
-def test_backends_side_by_side(tmp_path: Path) -> None:
+def test_backends_side_by_side(tmp_path: Path, shell: Shell) -> None:
     """A row each in both parts."""
-    page = tmp_path / "page.md"
-    flags = [*ONCE, "--size", "tiny", "--batch-size", "2", "--length", "4", "--vocab-size", "40"]
-    flags += ["--beam", "2", "--width", "16", "--ffn", "32", "--heads", "2", "--position-clip-distance", "3"]
-    flags += ["--max-tokens", "9", "--lengths", "9", "--modes", "train", "--peers", "none"]
-    flags += ["--schemes", "none,shaw", "--backends", "auto,blocked", "--write", str(page)]
-    benchmark(flags)
-    lines = page.read_text().splitlines()
+    layers = f"{SMALL} --position-clip-distance 3 --max-tokens 9 --lengths 9 --modes train --peers none"
+    shell(f"{ONCE} {TRANSLATE} {layers} --schemes none,shaw --backends auto,blocked --write page.md")
+    lines = (tmp_path / "page.md").read_text().splitlines()
     assert len([line for line in lines if line.startswith("| `shaw, blocked` |")]) == 2
     assert len([line for line in lines if line.startswith("| `shaw` |")]) == 2
 
@@ -84,15 +69,13 @@ def test_the_backend_is_the_rows() -> None:
     assert OurLayer("shaw", LAYER).layers[0].self_attn.backend == "auto"
 
 
-def test_the_baseline_of_a_handful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_baseline_of_a_handful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
     """More schemes than are in memory at a time: the baseline is reported once.
 
     What the optimizer and the loss gain has rows of its own, in training alone.
     """
     monkeypatch.setattr(models, "TOGETHER", 1)
-    flags = [*ONCE, "--parts", "translation", "--size", "tiny", "--batch-size", "2", "--beam", "2"]
-    flags += ["--length", "4", "--vocab-size", "40", "--schemes", "t5,alibi"]
-    benchmark([*flags, "--csv", str(tmp_path / "rows.csv")])
+    shell(f"{ONCE} --parts translation {TRANSLATE} --schemes t5,alibi --csv rows.csv")
     rows = list(csv.DictReader((tmp_path / "rows.csv").open()))
     names = {mode: [r["name"] for r in rows if r["column"] == mode] for mode in models.MODES}
     assert names["train"] == ["fairseq", *whole_models.GAINS, "t5", "alibi"]
@@ -126,19 +109,18 @@ def test_what_parsers_offer_is_what_jobs_take() -> None:
     assert PACKAGES == ("transformers", "flashdeberta", "x-transformers")
 
 
-def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
     """What the file has of the same setting is not measured again; another setting is."""
+    line = f"{ONCE} --parts layers --peers none {SMALL} --modes train,forward --schemes t5 --csv rows.csv"
+    shell(f"{line} --lengths 3 --max-tokens 6")
     path = tmp_path / "rows.csv"
-    flags = [*ONCE, "--parts", "layers", "--peers", "none", "--width", "16", "--ffn", "32"]
-    flags += ["--heads", "2", "--max-tokens", "6", "--csv", str(path), "--modes", "train,forward"]
-    benchmark([*flags, "--lengths", "3", "--schemes", "t5"])
     before = path.read_text()
     measured = []
     honest = models.timed_rows
     monkeypatch.setattr(models, "timed_rows", lambda column, *rest: measured.append(column) or honest(column, *rest))
-    benchmark([*flags, "--resume", "--lengths", "3,2", "--schemes", "t5"])
+    shell(f"{line} --resume --lengths 3,2 --max-tokens 6")
     assert measured == ["train 2", "forward 2"] and path.read_text().startswith(before)
-    benchmark([*flags, "--resume", "--lengths", "3", "--schemes", "t5", "--max-tokens", "9"])
+    shell(f"{line} --resume --lengths 3 --max-tokens 9")
     assert measured[2:] == ["train 3", "forward 3"]
 
 
@@ -164,15 +146,11 @@ def test_sentences_are_padded_on_fairseqs_sides() -> None:
 
 
 @pytest.mark.slow
-def test_layers_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_layers_report(shell: Shell) -> None:
     """Every library that is installed has a row; the others are named."""
     pytest.importorskip("transformers")
-    sizes = ["--width", "16", "--ffn", "32", "--heads", "2", "--position-clip-distance", "3", "--max-tokens", "18"]
-    benchmark(
-        [*ONCE, "--parts", "layers", "--schemes", "none,learned,shaw,tupe", "--lengths", "9,5"]
-        + [*sizes, "--csv", str(tmp_path / "rows.csv")]
-    )
-    out = capsys.readouterr().out
+    sizes = f"{SMALL} --position-clip-distance 3 --max-tokens 18 --lengths 9,5"
+    out = shell(f"{ONCE} --parts layers --schemes none,learned,shaw,tupe {sizes} --csv rows.csv")
     assert "| layers | train 9 | forward 9 | memory 9 | train 5 |" in out and "nan" not in out
     assert "| BERT relative_key (transformers), as `shaw_keys` |" in out
     assert "| `fairseq` |" in out and "| `learned` |" not in out and " MiB" in out
@@ -218,25 +196,3 @@ def test_peers_have_our_sizes(peer) -> None:
     out = layer_runner(layer, LAYER, "forward", peer.time_first)()
     rows = (LAYER.length, LAYER.batch) if peer.time_first else (LAYER.batch, LAYER.length)
     assert out.shape == (*rows, width) and bool(out.isfinite().all())
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--lengths", "12,x"], "--lengths must be whole numbers separated by commas, got 12,x"),
-        (["--parts", "layer"], "--parts must be of translation, layers, got layer"),
-        (["--parts", "layers", "--modes", "generate"], "--parts layers has the modes train"),
-        (["--schemes", "m5"], "unknown position scheme 'm5'"),
-        (["--batch-size", "0"], "--batch-size must be >= 1, got 0"),
-        (["--width", "20", "--heads", "3"], "--width 20 must be a multiple of --heads 3"),
-        (["--peers", "keras"], "--peers must be of fairseq, transformers"),
-        (["--backends", "fast"], "--backends must be of auto, reference, sdpa, blocked, native"),
-        (["--resume"], "--resume continues a file: add --csv FILE"),
-        (["--dropout", "1"], "--dropout must be in [0, 1), got 1.0"),
-    ],
-)
-def test_bad_flags(flags: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
-    """One line that names flag, value and the way out, and status 2."""
-    assert relpos("benchmark", "models", *flags) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("error: ") and message in line

@@ -8,32 +8,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.commands import relpos
+from helpers.shell import Shell
 from relpos_fairseq import scheme_table
 from relpos_fairseq.lab.benchmarks import costs, measurement
 from relpos_fairseq.lab.benchmarks.whole_models import MaskedLMSetting, count_parameters, masked_lm
 
-FEW = ["--rounds", "1", "--threads", str(torch.get_num_threads()), "--layers", "1"]
-FEW += ["--lengths", "8", "--batch-size", "1", "--vocab-size", "20"]
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurement, "wait_until_idle", lambda *_: False)
+FEW = (
+    f"--size small --rounds 1 --threads {torch.get_num_threads()} --layers 1 --lengths 8 --batch-size 1 --vocab-size 20"
+)
 
 
 @pytest.mark.slow
-def test_a_small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_a_small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
     """`learned` in its units, ratios below; what was timed is said."""
     monkeypatch.setattr(costs, "BERT_WORDS", 50)
     monkeypatch.setattr(costs, "TOGETHER", 2)
-    page = tmp_path / "page.md"
-    flags = ["--size", "small", "--schemes", "none,learned,shaw,tupe,rel_scalar", *FEW]
-    flags += ["--backends", "auto,blocked", "--fit", "1"]
-    flags += ["--csv", str(tmp_path / "rows.csv"), "--write", str(page)]
-    assert relpos("benchmark", "costs", *flags) == 0
-    text = page.read_text()
-    assert text.strip().splitlines()[1] in capsys.readouterr().out
+    schemes = "--schemes none,learned,shaw,tupe,rel_scalar --backends auto,blocked --fit 1"
+    said = shell(f"benchmark costs {FEW} {schemes} --csv rows.csv --write page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert text.strip().splitlines()[1] in said
     assert "**1 of 4 layers** and 20 words" in text and "unclipped" in text and "nan" not in text
     text, _, steps = text.partition("steps/s, train 8")
     assert steps.startswith(" (beside `none`)") and steps.count("(+0%) |") >= 1
@@ -48,17 +41,15 @@ def test_a_small_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert all(float(row["ratio"]) > 0 for row in rows if row["ratio"])
 
 
-def test_the_baseline_is_always_timed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_baseline_is_always_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
     """`learned` is timed even where it is not listed; other schemes are relative to it."""
     monkeypatch.setattr(costs, "BERT_WORDS", 50)
-    path = tmp_path / "rows.csv"
-    flags = ["--size", "small", "--schemes", "m2", "--position-clip-distance", "4", "--csv", str(path), *FEW]
-    assert relpos("benchmark", "costs", *flags) == 0
-    text = capsys.readouterr().out
+    text = shell(f"benchmark costs {FEW} --schemes m2 --position-clip-distance 4 --csv rows.csv")
     assert "clip 4" in text and "| `m2` | 36 | " in text  # 4 layers, 2 * 4 + 1 distances
-    assert [row["name"] for row in measurement.read_csv(path) if row["column"] == "train 8"] == ["learned", "m2"]
+    assert [row["name"] for row in measurement.read_csv(tmp_path / "rows.csv") if row["column"] == "train 8"] == [
+        "learned",
+        "m2",
+    ]
 
 
 def test_counts_of_the_whole_model() -> None:
@@ -69,23 +60,6 @@ def test_counts_of_the_whole_model() -> None:
     for scheme in ("tupe", "m1"):
         added = count_parameters(masked_lm(scheme, what)) - without
         assert added == scheme_table.parameters(scheme), scheme
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--lengths", "a"], "--lengths must be whole numbers separated by commas, got a"),
-        (["--layers", "13"], "--layers must be <= 12 with --size base, got 13"),
-        (["--batch-size", "0"], "--batch-size must be >= 1, got 0"),
-        (["--vocab-size", "3"], "--vocab-size must be >= 8, got 3"),
-        (["--schemes", "learned,m7"], "unknown position scheme 'm7'"),
-    ],
-)
-def test_bad_flags(flags: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
-    """One line that names flag, value and the way out, and status 2."""
-    assert relpos("benchmark", "costs", *flags) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("error: ") and message in line
 
 
 def test_rows_that_fit_are_found_by_search() -> None:

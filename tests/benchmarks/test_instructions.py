@@ -12,13 +12,14 @@ import pytest
 
 from helpers import ROOT
 from helpers.commands import relpos
+from helpers.shell import Shell
 from relpos_fairseq.attention import native
 from relpos_fairseq.io import processor
 from relpos_fairseq.io.child import command_of
 from relpos_fairseq.lab.benchmarks import workload
 
 X86 = workload.platform.machine().lower() in workload.X86
-TINY = "--heads 2 --head-dim 8 --position-clip-distance 3 --lengths 200 --batch-size 1 --schemes m4 --rounds 1".split()
+TINY = "--heads 2 --head-dim 8 --position-clip-distance 3 --lengths 200 --batch-size 1 --schemes m4 --rounds 1"
 
 
 @pytest.mark.parametrize("name", workload.SETS)
@@ -48,15 +49,14 @@ def test_the_other_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert workload.run_under_instruction_set(name, "benchmark attention", []) is None and len(started) == 1
 
 
-def test_a_set_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_a_set_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch, shell: Shell) -> None:
     """Its first instruction would end the process without a word."""
     monkeypatch.setattr(processor, "abilities", lambda: {"sse4_2", "avx2"})
     monkeypatch.setattr(workload.platform, "machine", lambda: "x86_64")
-    assert relpos("benchmark", "attention", "--isa", "avx2", *TINY) == 2
-    assert "--isa avx2 needs fma, bmi2, which" in capsys.readouterr().err
+    assert "--isa avx2 needs fma, bmi2, which" in shell.refused(f"benchmark attention --isa avx2 {TINY}")
     monkeypatch.setattr(workload.platform, "machine", lambda: "aarch64")
-    assert relpos("benchmark", "attention", "--isa", "sse2", *TINY) == 2
-    assert "a set of x86 processors, this is aarch64" in capsys.readouterr().err
+    said = "a set of x86 processors, this is aarch64"
+    assert said in shell.refused(f"benchmark attention --isa sse2 {TINY}")
 
 
 @pytest.mark.skipif(not X86, reason="sets of x86")
@@ -75,8 +75,8 @@ def test_torch_takes_the_set() -> None:
 def test_a_run_without_avx(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     """Kernel and torch alike, said at the table's head and in its rows; the numbers are right."""
     path = tmp_path / "rows.csv"
-    command = ["--isa", "sse2", *TINY, "--backends", "native", "--csv", str(path)]
-    assert relpos("benchmark", "attention", *command) == 0
+    line = f"benchmark attention --isa sse2 {TINY} --backends native --csv"
+    assert relpos(*line.split(), path) == 0
     said = "kernel for x86-64-v2 and torch for DEFAULT"
     out = capfd.readouterr().out
     assert out.count(said) == 2 and "1 candidates right against fp64" in out

@@ -39,10 +39,8 @@ def whole(corpus: cli.Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "checkpoint_last.pt"
 
 
-TRANSLATION = [
-    *("--position-scheme", "rope/t5", "--position-share", "layers", "--position-rope-base", "100"),
-    *("--encoder-layers", str(LAYERS), "--decoder-layers", str(LAYERS)),
-]
+TRANSLATION = f"""--position-scheme rope/t5 --position-share layers --position-rope-base 100 --encoder-layers {LAYERS}
+    --decoder-layers {LAYERS}""".split()
 
 
 @pytest.mark.parametrize("sides", SIDES, ids="+".join)
@@ -127,11 +125,9 @@ def test_memory(stream: Path, tmp_path: Path, window: str) -> None:
     assert loss(tmp_path / "again" / "checkpoint_last.pt") == loss(kept)
 
 
-RANKING = ["--task", "sentence_ranking", "--criterion", "sentence_ranking", "--num-classes", "2", "--init-token", "0"]
-PREDICTION = [
-    *("--task", "sentence_prediction", "--criterion", "sentence_prediction_glue", "--num-classes", "2"),
-    *("--init-token", "0", "--separator-token", "2"),
-]
+RANKING = "--task sentence_ranking --criterion sentence_ranking --num-classes 2 --init-token 0".split()
+PREDICTION = """--task sentence_prediction --criterion sentence_prediction_glue --num-classes 2 --init-token 0
+    --separator-token 2""".split()
 
 
 @pytest.mark.parametrize(("task", "sized"), [(PREDICTION, True), (RANKING, True), ([], True), (PREDICTION, False)])

@@ -25,11 +25,8 @@ from relpos_fairseq.text.assets import WORD_STARTS_FILE, word_starts
 
 PACKED = ["--tokens-per-sample", "24", "--sample-break-mode", "complete"]
 BRIEF = ["--max-update", "3", "--disable-validation"]
-GLUE = [
-    *("--task", "sentence_prediction", "--criterion", "sentence_prediction_glue"),
-    *("--num-classes", "2", "--init-token", "0", "--separator-token", "2", "--batch-size", "4"),
-    *("--max-positions", "24", "--find-unused-parameters"),
-]
+GLUE = """--task sentence_prediction --criterion sentence_prediction_glue --num-classes 2 --init-token 0
+    --separator-token 2 --batch-size 4 --max-positions 24 --find-unused-parameters""".split()
 BOS, PAD, EOS = 0, 1, 2
 
 
@@ -85,21 +82,14 @@ def test_bf16_and_recomputation(packed: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_hydra(packed: Path, tmp_path: Path) -> None:
     """The same options as model.*; bf16 by common.bf16."""
-    config = tmp_path / "config"
-    config.mkdir()
-    (config / "small.yaml").write_text("# @package _group_\n")
-    overrides = (
-        *("++task._name=masked_lm", f"++task.data={packed}", "++task.tokens_per_sample=24"),
-        *("++task.sample_break_mode=complete", "++criterion._name=masked_lm", "++common.bf16=true"),
-        *("++model._name=relpos_roberta_tiny", "++model.position_scheme=m4"),
-        *("++model.encoder_embed_dim=16", "++model.encoder_attention_heads=2", "++common.cpu=true"),
-        *("++optimizer._name=adam", "++optimization.lr=[0.001]", "++lr_scheduler._name=fixed"),
-        *("++optimization.max_update=2", f"++checkpoint.save_dir={tmp_path / 'save'}"),
-        *("++dataset.batch_size=8", "++dataset.num_workers=0", f"++common.user_dir={USER_DIR}"),
-        "++distributed_training.distributed_world_size=1",
-    )
+    (tmp_path / "small.yaml").write_text("# @package _group_\n")
+    overrides = f"""task._name=masked_lm task.data={packed} task.tokens_per_sample=24 task.sample_break_mode=complete
+        criterion._name=masked_lm model._name=relpos_roberta_tiny model.position_scheme=m4 model.encoder_embed_dim=16
+        model.encoder_attention_heads=2 optimizer._name=adam optimization.lr=[0.001] optimization.max_update=2
+        lr_scheduler._name=fixed checkpoint.save_dir={tmp_path / "save"} dataset.batch_size=8 dataset.num_workers=0
+        common.bf16=true common.cpu=true common.user_dir={USER_DIR} distributed_training.distributed_world_size=1"""
     with cli.captured() as output:
-        _hydra_main(recipes.composed(config, "small", *overrides))
+        _hydra_main(recipes.composed(tmp_path, "small", *(f"++{one}" for one in overrides.split())))
     assert "positions of encoder: m4 " in output.getvalue()
     assert cli.load(tmp_path / "save" / "checkpoint_last.pt")["cfg"]["common"]["bf16"]
 
@@ -176,17 +166,19 @@ def test_whole_words_of_a_tokenizer_beside_the_data(packed: Path, tmp_path: Path
     assert not starts.all()
 
 
-def test_wrong_word_starts(packed: Path, tmp_path: Path) -> None:
-    dictionary = masked_lm(packed).source_dictionary
-    with pytest.raises(ValueError, match=f"neither {WORD_STARTS_FILE} .* nor a tokenizer"):
-        word_starts(packed, dictionary)
-    path = tmp_path / WORD_STARTS_FILE
-    path.write_text("1\n0\nyes\n")
-    with pytest.raises(ValueError, match=f"{WORD_STARTS_FILE}:3: expected 0 or 1, got 'yes'"):
-        word_starts(tmp_path, dictionary)
-    path.write_text("1\n" * 7)
-    with pytest.raises(ValueError, match="7 lines and the dictionary .* prepare the data again"):
-        word_starts(tmp_path, dictionary)
+@pytest.mark.parametrize(
+    ("content", "said"),
+    {
+        None: f"neither {WORD_STARTS_FILE} .* nor a tokenizer",
+        "1\n0\nyes\n": f"{WORD_STARTS_FILE}:3: expected 0 or 1, got 'yes'",
+        "1\n" * 7: "7 lines and the dictionary .* prepare the data again",
+    }.items(),
+)
+def test_wrong_word_starts(content: str | None, said: str, packed: Path, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / WORD_STARTS_FILE).write_text(content)
+    with pytest.raises(ValueError, match=said):
+        word_starts(tmp_path, masked_lm(packed).source_dictionary)
 
 
 @pytest.mark.slow
@@ -303,9 +295,7 @@ def test_hub_with_a_tokenizer(tmp_path: Path, kind: str) -> None:
     (tmp_path / "pieces.txt").write_text("\n".join(lines) + "\n")
     shutil.copy(data / "dict.txt", tmp_path / "dict.txt")
     files = [flag for split in ("train", "valid") for flag in (f"--{split}pref", tmp_path / "pieces.txt")]
-    call(
-        *("preprocess", "--only-source", "--destdir", tmp_path / "made"), *("--srcdict", tmp_path / "dict.txt", *files)
-    )
+    call("preprocess", "--only-source", "--destdir", tmp_path / "made", "--srcdict", tmp_path / "dict.txt", *files)
     shutil.copytree(tmp_path / "made", data, dirs_exist_ok=True)
     pretrain(data, tmp_path, "--max-update", "60", "--disable-validation")
     hub = RelPosRobertaModel.from_pretrained(str(tmp_path), "checkpoint_last.pt", str(data)).eval()

@@ -1,7 +1,5 @@
 """Commands as classes: a field's type and declaration say how its text is read."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess
@@ -30,26 +28,15 @@ def declared(monkeypatch):
         More of it.
         """
 
-        __annotations__ = {
-            "files": list[str],
-            "count": int,
-            "share": float | None,
-            "names": list[str],
-            "lengths": list[int] | None,
-            "quick": bool,
-            "text": str,
-            "file": str | None,
-            "needed": int,
-        }
-        files = argument("what is read", metavar="FILE")
-        count = option(3, "how many (%(default)s)")
-        share = option(None, group="how")
-        names = option([], group="how")
-        lengths = option(None, type=command.numbers)
-        quick = flag("at once")
-        text = option("", exclusive=1)
-        file = option(None, exclusive=1)
-        needed = required()
+        files: list[str] = argument("what is read", metavar="FILE")
+        count: int = option(3, "how many (%(default)s)")
+        share: float | None = option(None, group="how")
+        names: list[str] = option([], group="how")
+        lengths: list[int] | None = option(None, type=command.numbers)
+        quick: bool = flag("at once")
+        text: str = option("", exclusive=1)
+        file: str | None = option(None, exclusive=1)
+        needed: int = required()
 
     return Try
 
@@ -83,21 +70,21 @@ def test_defaults_of_two_calls_are_not_one_list(declared):
     assert other.names == [] == command.parse(declared, "relpos try out", ["a", "--needed", "1"]).names
 
 
+NINES = "9" * 30
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["a"], "the following arguments are required: --needed"),
-        (["a", "--needed", "x"], "argument --needed: must be a whole number of at most 18 digits, got x"),
-        (
-            ["a", "--needed", "9" * 30],
-            f"argument --needed: must be a whole number of at most 18 digits, got {'9' * 30}",
-        ),
-        (["a", "--needed", "1", "--text", "t", "--file", "f"], "argument --file: not allowed with argument --text"),
-    ],
+    {
+        "a": "the following arguments are required: --needed",
+        "a --needed x": "argument --needed: must be a whole number of at most 18 digits, got x",
+        f"a --needed {NINES}": f"argument --needed: must be a whole number of at most 18 digits, got {NINES}",
+        "a --needed 1 --text t --file f": "argument --file: not allowed with argument --text",
+    }.items(),
 )
 def test_wrong_arguments_are_one_line(declared, capsys, words, message):
     with pytest.raises(SystemExit) as ended:
-        command.parse(declared, "relpos try out", words)
+        command.parse(declared, "relpos try out", words.split())
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"relpos try out: error: {message} (see --help)\n"
 

@@ -53,17 +53,14 @@ def test_training_reports_scores(log):
     assert "120 questions" in output and "some unanswerable" in output
     for name in ("em", "f1", "has_f1", "no_em", "tuned_f1", "tuned_f1_thresh"):
         assert value(output, name) is not None
-    keys = load(path)["model"]
-    assert "span_heads.question_answering.out_proj.weight" in keys
+    assert "span_heads.question_answering.out_proj.weight" in load(path)["model"]
 
 
 def test_scores_do_not_depend_on_batches(squad, log):
     """Also several subsets in one command, with and without unanswerable questions."""
     path, output = log
-    found = [
-        validate(squad, path, "--valid-subset", "valid,few"),
-        validate(squad, path, "--valid-subset", "few,valid", "--max-tokens", "60"),
-    ]
+    ways = (("valid,few",), ("few,valid", "--max-tokens", "60"))
+    found = [validate(squad, path, "--valid-subset", *way) for way in ways]
     for subset in ("valid", "few"):
         first, second = (numbers(one, subset) for one in found)
         for name in ("loss", "em", "f1"):
@@ -210,10 +207,8 @@ def test_fine_tunes_what_masked_lm_trained(squad, pretrained, tmp_path):
     train(squad, tmp_path, *fine, "--max-update", 1, "--disable-validation")
     before = load(pretrained["m4"])["model"]
     tuned = load(tmp_path / "checkpoint_last.pt")["model"]
-    assert {key for key in tuned if key not in before} == {
-        "span_heads.question_answering.out_proj.weight",
-        "span_heads.question_answering.out_proj.bias",
-    }
+    head = "span_heads.question_answering.out_proj"
+    assert tuned.keys() - before.keys() == {f"{head}.weight", f"{head}.bias"}
     assert all(torch.equal(before[key], tuned[key]) for key in before)
 
 
@@ -265,15 +260,14 @@ def test_a_converted_model_answers_as_it_did(tmp_path, shell):
     printed = validate(tmp_path / "ours", tmp_path / "ours" / "model.pt")
     assert value(printed, "f1") == pytest.approx(results["f1"], abs=1e-3)
     tokenizer = transformers.BertTokenizerFast.from_pretrained(tmp_path / "bert")
-    for article in json.loads(path.read_text())["data"]:
-        for paragraph in article["paragraphs"]:
-            for asked in paragraph["qas"]:
-                inputs = tokenizer(asked["question"], paragraph["context"], return_tensors="pt")
-                logits, best = model(**inputs), found[asked["id"]][0]
-                context = torch.tensor([part == 1 for part in inputs.sequence_ids(0)])
-                spans = logits.start_logits[0, context][:, None] + logits.end_logits[0, context]
-                score = best["start_logit"] + best["end_logit"]
-                assert score == pytest.approx(spans.triu().tril(29).max().item(), abs=1e-5)
+    paragraphs = [one for article in json.loads(path.read_text())["data"] for one in article["paragraphs"]]
+    for text, asked in ((one["context"], asked) for one in paragraphs for asked in one["qas"]):
+        inputs = tokenizer(asked["question"], text, return_tensors="pt")
+        logits, best = model(**inputs), found[asked["id"]][0]
+        context = torch.tensor([part == 1 for part in inputs.sequence_ids(0)])
+        spans = logits.start_logits[0, context][:, None] + logits.end_logits[0, context]
+        score = best["start_logit"] + best["end_logit"]
+        assert score == pytest.approx(spans.triu().tril(29).max().item(), abs=1e-5)
 
 
 def test_a_converted_bert_is_fine_tuned(tmp_path, shell):

@@ -77,9 +77,8 @@ def test_help_fits_a_terminal(helps, capsys):
     assert capsys.readouterr().out.startswith("usage: relpos score ")
 
 
-def test_the_version(capsys):
-    assert relpos("--version") == 0
-    assert capsys.readouterr().out == f"relpos_fairseq {__version__}\n"
+def test_the_version(shell):
+    assert shell("--version") == f"relpos_fairseq {__version__}\n"
 
 
 def test_a_command_that_is_interrupted_before_it_is_imported_says_so(capsys, monkeypatch):
@@ -88,9 +87,8 @@ def test_a_command_that_is_interrupted_before_it_is_imported_says_so(capsys, mon
     assert capsys.readouterr().err == "interrupted; nothing is kept: the same command starts over\n"
 
 
-def test_groups_are_listed(capsys):
-    assert relpos("prepare", "--help") == 0
-    listed = capsys.readouterr().out
+def test_groups_are_listed(shell):
+    listed = shell("prepare --help")
     assert "prepare wmt" in listed and "benchmark lm" not in listed
     assert relpos("prepare") == relpos() == 2
 
@@ -104,12 +102,9 @@ def test_quickstart_says_its_options_before_anything_is_installed(tmp_path):
     bare.parent.mkdir()
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
-    done = subprocess.run(
-        ["bash", tmp_path / "examples/quickstart.sh", "--help"],
-        env=os.environ | {"PATH": f"{bare.parent}{os.pathsep}{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-    )
+    environment = os.environ | {"PATH": f"{bare.parent}{os.pathsep}{os.environ['PATH']}"}
+    run = ["bash", tmp_path / "examples/quickstart.sh", "--help"]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: relpos quickstart ")
     assert not (tmp_path / ".venv").exists()
@@ -157,21 +152,16 @@ def test_every_path_says_what_is_done_with_it() -> None:
 
 def test_no_number_is_nan_or_infinite_and_no_text_is_broken(capsys) -> None:
     """Of every option of every command: the line has its name."""
-    tried = 0
+    values, tried = {READERS[float]: ("nan", "-inf", "1e999"), READERS[str]: ("a\udcff",)}, 0
     for name in COMMANDS:
         parser = parser_of(load(name), name)
         for action in parser._actions:
-            values = {
-                READERS[float]: ("nan", "-inf", "1e999"),
-                READERS[str]: (b"a\xff".decode(errors="surrogateescape"),),
-            }
             for value in values.get(action.type, ()) if action.option_strings and not action.choices else ():
+                option = action.option_strings[0]
                 with pytest.raises(SystemExit):
-                    parser.parse_args([f"{action.option_strings[0]}={value}"])
-                assert re.search(
-                    f"error: argument {action.option_strings[0]}.*: (must be a finite|is not UTF-8)",
-                    capsys.readouterr().err,
-                )
+                    parser.parse_args([f"{option}={value}"])
+                said = f"error: argument {option}.*: (must be a finite|is not UTF-8)"
+                assert re.search(said, capsys.readouterr().err)
                 tried += 1
     assert tried > 100
 
@@ -182,13 +172,10 @@ def test_no_number_is_nan_or_infinite_and_no_text_is_broken(capsys) -> None:
 def test_a_text_is_utf8_in_every_locale(locale: dict[str, str]) -> None:
     """The bytes of the command line, whatever Python takes them for."""
     words = "import sys; from relpos_fairseq.cli.command import READERS; print(ascii(READERS[str](sys.argv[1])))"
-    for given, said in (
-        ("\u00e9\u65e5".encode(), "'\\xe9\\u65e5'"),
-        (b"a\xff", "ArgumentTypeError: is not UTF-8 at its character 2"),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", words, given], env=os.environ | locale, capture_output=True, text=True
-        )
+    wrong = "ArgumentTypeError: is not UTF-8 at its character 2"
+    for given, said in (("\u00e9\u65e5".encode(), "'\\xe9\\u65e5'"), (b"a\xff", wrong)):
+        run, environment = [sys.executable, "-c", words, given], os.environ | locale
+        done = subprocess.run(run, env=environment, capture_output=True, text=True)
         assert said in done.stdout + done.stderr
 
 
@@ -197,15 +184,13 @@ def row_of(name: str) -> str:
     roles = roles_of(load(name)).items()
     kinds = ((True, False), (False, True), (True, True))
     cells = [[one for one, role in roles if (role.reads, role.writes) == kind] for kind in kinds]
-    return (
-        " | ".join([f"| `{name}`", *(" ".join(f"`{one}`" for one in cell) for cell in cells)]).replace("  ", " ") + " |"
-    )
+    row = " | ".join([f"| `{name}`", *(" ".join(f"`{one}`" for one in cell) for cell in cells)])
+    return row.replace("  ", " ") + " |"
 
 
 def test_the_page_has_what_every_command_reads_and_writes() -> None:
-    rows = [
-        line for line in (ROOT / "relpos_fairseq" / "cli" / "README.md").read_text().splitlines() if line[:3] == "| `"
-    ]
+    page = (ROOT / "relpos_fairseq" / "cli" / "README.md").read_text()
+    rows = [line for line in page.splitlines() if line[:3] == "| `"]
     assert rows == [row_of(name) for name in COMMANDS if roles_of(load(name))]
 
 

@@ -23,6 +23,7 @@ import yaml
 from conftest import ROOT
 
 from helpers import FULL, processes
+from helpers.results import measured
 from relpos_fairseq.cli.main import main as relpos
 from relpos_fairseq.io.errors import BusyError, ToolError, UserError
 from relpos_fairseq.io.files import write_json
@@ -45,17 +46,12 @@ SMALL = {
         "pairs": {"kind": "even_pairs", "longest": 6, "beyond": 12, "examples": 60, "test": 20},
         "scan": {"cutoff": 26, "valid": 20, "test": 12},
         "text": {"kind": "characters", "text": "text.txt", "context": 16, "predictions": 64},
-        "corpus": {
-            "kind": "built_in",
-            "pairs_train": 3000,
-            "pairs_valid": 10,
-            "pairs_test": 8,
-            "pairs_test_long": 4,
-            "generate": {"beam": 1},
-        },
+        "corpus": {"kind": "built_in", "pairs_train": 3000, "pairs_valid": 10, "generate": {"beam": 1}}
+        | {"pairs_test": 8, "pairs_test_long": 4},
     },
 }
 
+COPYING = {"copying": SMALL["tasks"]["copying"]}
 GRID = {"kind": "glue", "name": "RTE", "data": "x"}
 
 
@@ -64,12 +60,14 @@ def write(path: Path, content: dict) -> Path:
     return path
 
 
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "relpos_fairseq.cli", "compare", *map(str, arguments)]
+def specified(folder: Path, name: str = "small", **changes: object) -> Path:
+    """The file of a comparison on copying alone, but for what is changed."""
+    return write(folder / f"{name}.yaml", {**SMALL, "tasks": COPYING, **changes})
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def of_copying(folder: Path) -> Comparison:
+    """A comparison of two schemes and two seeds on copying."""
+    return Comparison(make_spec("s", {**SMALL, "tasks": COPYING}), folder / "work", folder / "results")
 
 
 def fake_results(comparison: Comparison, runs: list | None = None, seconds: float = 3.5) -> None:
@@ -83,41 +81,20 @@ def fake_results(comparison: Comparison, runs: list | None = None, seconds: floa
             rows = np.stack([right, np.ones(60, int)], 1)
             scored = Scored(np.arange(60) % 20 + 1, {"exact match": rows})
             sets[name] = run_module.packed_scores(scored) | {"seconds": 1.0}
-        result = {
-            "scheme": run.scheme,
-            "task": run.task.label,
-            "seed": run.seed,
-            "data": "d" * 64,
-            "code": comparison.code,
-            "settings": run.settings,
-            "versions": {"numpy": "2"},
-            "processor": "Pen and Paper, AVX512",
-            "unit": "symbols",
-            "parameters": 1234,
-            "tokens_per_second": 100,
-            "seconds": seconds,
-            "processor_seconds": 3.0,
-            "megabytes": 400,
-            "sets": sets,
-            "validations": [{"updates": n, "valid_loss": 5 / n, "valid_ppl": 2.0} for n in (5, 10, 12)],
-        }
-        write_json(comparison.store.path(run.name(comparison.code)), result)
+        own = {"scheme": run.scheme, "task": run.task.label, "seed": run.seed, "settings": run.settings}
+        own |= {"code": comparison.code, "processor": "Pen and Paper, AVX512", "unit": "symbols", "sets": sets}
+        write_json(comparison.store.path(run.name(comparison.code)), measured(**own, seconds=seconds))
 
 
 @pytest.fixture
-def reported(tmp_path) -> Path:
+def reported(tmp_path, shell) -> Path:
     """A folder with the report of eight seeds."""
-    content = {**SMALL, "title": "Which <scheme>?", "seeds": 8}
-    content["schemes"] = [*SMALL["schemes"], "t5"]
-    content["tasks"] = {"copying": SMALL["tasks"]["copying"]}
-    content["schemes"] = ["none", "t5", "alibi"]
-    spec = write(tmp_path / "small.yaml", content)
-    fake_results(Comparison.of(spec))
-    assert relpos(["compare", "report", str(spec)]) == 0
+    fake_results(Comparison.of(specified(tmp_path, title="Which <scheme>?", seeds=8, schemes=["none", "t5", "alibi"])))
+    shell("compare report small.yaml")
     return tmp_path / "small"
 
 
-def test_the_report_has_everything(reported, capsys):
+def test_the_report_has_everything(reported):
     document = (reported / "report.md").read_text()
     assert "# Which &lt;scheme>?" in document
     bold = r"\*\*\+\d+\.\d \[\d+\.\d, \d+\.\d\]\*\*"
@@ -135,14 +112,12 @@ def test_the_report_has_everything(reported, capsys):
     assert all(page.count(f">{name}</text>") == 2 for name in ("none", "t5", "alibi"))
 
 
-def test_labels_are_text_in_every_report(tmp_path, capsys):
+def test_labels_are_text_in_every_report(tmp_path, shell):
     labels = ["=1+1", "a|b", "@x", "a\nb <script>", "[x](javascript:y)"]
-    content = {**SMALL, "title": "a\n# b | <img>", "seeds": 2}
-    content["schemes"] = {label: {"position-scheme": "none"} for label in labels}
-    content["tasks"] = {"-1+cmd|x": SMALL["tasks"]["copying"]}
-    spec = write(tmp_path / "odd.yaml", content)
-    fake_results(Comparison.of(spec))
-    assert relpos(["compare", "report", str(spec)]) == 0
+    odd = {"title": "a\n# b | <img>", "tasks": {"-1+cmd|x": COPYING["copying"]}}
+    schemes = {label: {"position-scheme": "none"} for label in labels}
+    fake_results(Comparison.of(specified(tmp_path, "odd", schemes=schemes, **odd)))
+    shell("compare report odd.yaml")
     document = (tmp_path / "odd" / "report.md").read_text()
     tables = [block.splitlines() for block in document.split("\n\n") if block.startswith("|")]
     assert len(tables) == 4 and all(len({len(re.findall(r"(?<!\\)\|", row)) for row in one}) == 1 for one in tables)
@@ -155,51 +130,39 @@ def test_labels_are_text_in_every_report(tmp_path, capsys):
     assert all(re.match(r"[-\d]", row["difference"]) for row in rows if row["difference"])
 
 
-def test_one_seed_is_said_in_words_too(tmp_path, capsys):
-    content = {**SMALL, "seeds": 1, "schemes": ["none", "t5"]}
-    content["tasks"] = {"copying": SMALL["tasks"]["copying"]}
-    spec = write(tmp_path / "one.yaml", content)
-    comparison = Comparison.of(spec)
-    fake_results(comparison)
-    assert relpos(["compare", "report", str(spec)]) == 0
-    said = capsys.readouterr().out
+def test_one_seed_is_said_in_words_too(tmp_path, shell):
+    fake_results(Comparison.of(specified(tmp_path, seeds=1, schemes=["none", "t5"])))
+    said = shell("compare report small.yaml")
     assert "1 seed is too few" in said and "with 1 seed and 1 comparison not even" in said
     assert not re.search(r"(?<!\d)1 \w+s (is|are|and|of|not)\b", said)
 
 
-def test_few_seeds_are_warned_of(tmp_path, capsys):
-    content = {**SMALL, "seeds": 3, "schemes": ["none", "t5"]}
-    content["tasks"] = {"copying": SMALL["tasks"]["copying"]}
-    spec = write(tmp_path / "few.yaml", content)
-    comparison = Comparison.of(spec)
+def test_few_seeds_are_warned_of(tmp_path, shell, capsys):
+    comparison = Comparison.of(specified(tmp_path, seeds=3, schemes=["none", "t5"]))
     fake_results(comparison)
     comparison.store.path(comparison.runs[-1].name(comparison.code)).unlink()
-    assert relpos(["compare", "report", str(spec)]) == 0
-    said = capsys.readouterr().out
+    said = shell("compare report small.yaml")
     assert "Not finished: 5 of 6 runs" in said
     assert said.count("2 seeds are too few") == said.count("6 seeds would be needed") == 1  # of two tables
     assert "- No difference survives the test: in none of 2 tables" in said
-    assert relpos(["compare", "status", str(spec)]) == 1
+    assert relpos(["compare", "status", "small.yaml"]) == 1
     assert "copying / t5: 2 of 3" in capsys.readouterr().out
 
 
-def test_results_of_other_code_count_if_asked(tmp_path, capsys):
-    content = {**SMALL, "seeds": 1, "schemes": ["none"]}
-    content["tasks"] = {"text": {"kind": "characters", "context": 16}}
-    spec = write(tmp_path / "small.yaml", content)
-    comparison = Comparison.of(spec)
+def test_results_of_other_code_count_if_asked(tmp_path, shell):
+    one = {"seeds": 1, "schemes": ["none"], "tasks": {"text": {"kind": "characters", "context": 16}}}
+    comparison = Comparison.of(specified(tmp_path, **one))
     comparison.code = "older"
     fake_results(comparison)
-    assert relpos(["compare", "status", str(spec)]) == 1
-    assert relpos(["compare", "status", str(spec), "--any-code"]) == 0
-    write(spec, {**content, "train": {"lr": 0.5}})
-    assert relpos(["compare", "status", str(spec), "--any-code"]) == 1
+    assert relpos(["compare", "status", "small.yaml"]) == 1
+    shell("compare status small.yaml --any-code")
+    specified(tmp_path, **one, train={"lr": 0.5})
+    assert relpos(["compare", "status", "small.yaml", "--any-code"]) == 1
 
 
-def test_seeds_of_a_stranger_lie_where_the_others_put_them(tmp_path, capsys):
+def test_seeds_of_a_stranger_lie_where_the_others_put_them(tmp_path, shell):
     """`--seeds` makes runs of other seeds only, and says of each where the file's put it, and who ran them."""
-    content = {"seeds": 6, "schemes": ["none", "t5"], "tasks": {"copying": SMALL["tasks"]["copying"]}}
-    spec = write(tmp_path / "small.yaml", content)
+    spec = specified(tmp_path, seeds=6, schemes=["none", "t5"])
     fake_results(Comparison.of(spec))
     other = Comparison.of(spec, seeds="101,102")
     assert [run.seed for run in other.runs] == [101, 101, 102, 102] and len(other.missing()) == 4
@@ -209,31 +172,27 @@ def test_seeds_of_a_stranger_lie_where_the_others_put_them(tmp_path, capsys):
     for scored in made["sets"].values():
         scored["statistics"]["exact match"] = pack(np.stack([np.zeros(60, int), np.ones(60, int)], 1))
     write_json(worst, made, renews=True)
-    assert relpos(["compare", "run", str(spec), "--seeds", "101,102"]) == 0
-    lines = capsys.readouterr().out.splitlines()[-4:]
+    lines = shell("compare run small.yaml --seeds 101,102").splitlines()[-4:]
     assert [line.split(":")[0] for line in lines] == [run.title for run in other.runs]
     for line in lines[:3]:
         assert line.count("within [") == 2 and "OUTSIDE" not in line
     assert lines[3].count("exact match 0.0, OUTSIDE [") == 2
     assert all(line.endswith("(on Pen and Paper, AVX512; 6 seeds on Pen and Paper, AVX512)") for line in lines)
     assert not Comparison.of(spec).missing()
-    alone = write(tmp_path / "alone.yaml", {**content, "seeds": [7]})
+    alone = specified(tmp_path, "alone", seeds=[7], schemes=["none", "t5"])
     fake_results(Comparison.of(alone, seeds="8"))
     assert "and 0 seeds to compare it with (on Pen" in Comparison.of(alone, seeds="8").compared()[0]
-    for text in ("1,a", "", "0", "3,3"):
-        if text:
-            assert relpos(["compare", "run", str(spec), "--seeds", text]) == 2
-    assert relpos(["compare", "report", str(spec), "--seeds", "101"]) == 2
-    assert "--seeds takes whole numbers separated by commas, say 101,102, got '1,a'" in capsys.readouterr().err
+    said = "--seeds takes whole numbers separated by commas, say 101,102, got '1,a'"
+    assert said in shell.refused("compare run small.yaml --seeds 1,a")
+    for line in ("run small.yaml --seeds 0", "run small.yaml --seeds 3,3", "report small.yaml --seeds 101"):
+        shell.refused(f"compare {line}")
 
 
-def test_equal_inputs_are_one_example(tmp_path, capsys):
+def test_equal_inputs_are_one_example(tmp_path, shell):
     """Twenty copies of three inputs have the intervals of three examples, and the report says so."""
-    content = {"seeds": 6, "schemes": ["none", "t5"], "tasks": {"copying": SMALL["tasks"]["copying"]}}
     found = {}
     for name, copies in (("once", 1), ("often", 20)):
-        spec = write(tmp_path / f"{name}.yaml", content)
-        comparison = Comparison.of(spec)
+        comparison = Comparison.of(specified(tmp_path, name, seeds=6, schemes=["none", "t5"]))
         fake_results(comparison)
         for path in comparison.store.files():
             made = json.loads(path.read_text())
@@ -244,10 +203,10 @@ def test_equal_inputs_are_one_example(tmp_path, capsys):
                 if copies > 1:
                     scored["inputs"] = pack(same_inputs([f"prompt {n}" for n in np.arange(3).repeat(copies)]))
             write_json(path, made, renews=True)
-        assert relpos(["compare", "report", str(spec)]) == 0
+        said = shell(f"compare report {name}.yaml")
         found[name] = (tmp_path / name / "report.csv").read_text()
     assert found["once"] == found["often"]
-    assert "(60 examples of 3 distinct inputs; higher is better)" in capsys.readouterr().out
+    assert "(60 examples of 3 distinct inputs; higher is better)" in said
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -262,82 +221,72 @@ def test_the_page_in_a_browser(reported, tmp_path, width):
         "document.querySelectorAll('svg').length, [...document.querySelectorAll('.scroll, th, td, p, li')]"
         ".filter(one => one.scrollWidth > one.clientWidth + 1).length].join()"
     )
-    measured = page.replace("</body>", f"<script>{said}</script></body>")
-    frame = (
-        f'<iframe width="{width}" height="1800" src="inner.html" onload="document.title = '
-        'this.contentDocument.title"></iframe>'
-    )
-    (tmp_path / "inner.html").write_text(measured)
-    (tmp_path / "outer.html").write_text(frame)
-    outer = f"file://{tmp_path}/outer.html"
-    run = [
-        browser,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--allow-file-access-from-files",
-        f"--user-data-dir={tmp_path / 'profile'}",
-    ]
+    told = 'onload="document.title = this.contentDocument.title"'
+    (tmp_path / "inner.html").write_text(page.replace("</body>", f"<script>{said}</script></body>"))
+    (tmp_path / "outer.html").write_text(f'<iframe width="{width}" height="1800" src="inner.html" {told}></iframe>')
+    outer, own = f"file://{tmp_path}/outer.html", f"--user-data-dir={tmp_path / 'profile'}"
+    flags = "--headless --no-sandbox --disable-gpu --hide-scrollbars --allow-file-access-from-files"
+    run = [browser, *flags.split(), own]
     done = subprocess.run([*run, "--dump-dom", outer], capture_output=True, text=True, timeout=120, check=True)
     found = re.search(r"<title>(\d+),(\d+),(\d+),(\d+)</title>", done.stdout)
     assert found, done.stdout[:2000] + done.stderr[-2000:]
     assert int(found[1]) <= int(found[2]) == width and int(found[3]) == 2 and int(found[4]) == 0
     picture = tmp_path / f"{width}.png"
-    subprocess.run(
-        [*run, f"--screenshot={picture}", f"--window-size={max(width + 20, 500)},1820", outer],
-        capture_output=True,
-        timeout=120,
-        check=True,
-    )
+    shot = [*run, f"--screenshot={picture}", f"--window-size={max(width + 20, 500)},1820", outer]
+    subprocess.run(shot, capture_output=True, timeout=120, check=True)
     assert picture.stat().st_size > 20_000
 
 
-def test_wrong_specifications(tmp_path, capsys):
-    for content, message in (
-        ({"scheme": ["none"]}, "a comparison has no scheme; known: title, baseline"),
-        ({**SMALL, "schemes": []}, "schemes is empty"),
-        ({**SMALL, "tasks": {}}, "tasks is empty"),
-        ({**SMALL, "tasks": {"text": {"kind": "memory"}}}, "task text: kind memory needs data"),
-        ({**SMALL, "pairs": [[["a"], "none"]]}, "pairs must be baseline, all, or a list"),
-        ({**SMALL, "pairs": [["none", "none"]]}, "pairs must be baseline, all, or a list"),
-        ({**SMALL, "seeds": 0}, "seeds must be a number above 0"),
-        ({**SMALL, "seeds": [1, 1]}, "a list of different ones"),
-        ({**SMALL, "seeds": 100_000_000_000}, "seeds must be at most 1,000"),
-        ({**SMALL, "seeds": -1}, "seeds must be a number above 0"),
-        ({**SMALL, "seeds": True}, "seeds is true, and must be a whole number or a list"),
-        ({**SMALL, "seeds": [2**40]}, "seeds must be whole numbers from 1 to"),
-        ({**SMALL, "title": ["a"]}, 'title is ["a"], and must be'),
-        ({**SMALL, "train": {"lr": float("nan")}}, "train/lr is NaN, and must be"),
-        ({**SMALL, "schemes": {"near": [1]}}, "schemes/near is [1], and must be"),
-        ({**SMALL, "tasks": {"x": {"kind": "copy", "longest": "4"}}}, 'task x: longest is "4", and must be a whole'),
-        ({**SMALL, "tasks": {"x": {"kind": ["copy"]}}}, "task x: there is no kind ['copy']"),
-        ({**SMALL, "baseline": "t5"}, "baseline t5 is none of the schemes: none, near"),
-        ({**SMALL, "pairs": [["none", "t5"]]}, "pairs must be baseline, all, or a list"),
-        ({**SMALL, "tasks": {"a/b": {"kind": "copy"}}}, "'a/b' cannot be the name of a folder"),
-        ({**SMALL, "tasks": {"x": {"kind": "copy", "lr": [1]}}}, "task x: kind copy has no lr"),
-        (
-            {**SMALL, "tasks": {"x": {**GRID, "lr": [1.0]}, "x-lr1-epochs3": GRID}},
-            "two tasks would be called x-lr1-epochs3: choose other labels",
-        ),
-        ({**SMALL, "tasks": {"x": {}}}, "task x: there is no kind 'x'"),
-        ({**SMALL, "tasks": {"x": {"kind": "copy", "train": [1]}}}, "task x: train is [1], and must be an object"),
-        ({**SMALL, "tasks": {"x": {"kind": "copy", "generate": {1: 2}}}}, "generate is 1, and must be a text as a key"),
-    ):
-        assert relpos(["compare", "run", str(write(tmp_path / "wrong.yaml", content))]) == 2
-        error = capsys.readouterr().err
-        assert message in error and len(error.strip().splitlines()) == 1
-    (tmp_path / "wrong.yaml").write_text("seeds: 1\nseeds: 2\n")
-    assert relpos(["compare", "run", str(tmp_path / "wrong.yaml")]) == 2
-    assert "'seeds' is named twice" in capsys.readouterr().err
-    (tmp_path / "wrong.yaml").write_text("a: [")
-    assert relpos(["compare", "run", str(tmp_path / "wrong.yaml")]) == 2
-    assert "is not the YAML that is expected" in capsys.readouterr().err
-    assert relpos(["compare", "status", str(tmp_path / "none.yaml")]) == 2
-    capsys.readouterr()
-    for flag in ("--workers", "--threads"):
-        assert relpos(["compare", "status", str(tmp_path / "wrong.yaml"), flag, "0"]) == 2
-        assert f"{flag} must be >= 1, got 0" in capsys.readouterr().err
+# What a specification has in place of SMALL's, or as its whole text, and what is said of it.
+WRONG = [
+    ({"scheme": ["none"]}, "a comparison has no scheme; known: title, baseline"),
+    ({"schemes": []}, "schemes is empty"),
+    ({"tasks": {}}, "tasks is empty"),
+    ({"tasks": {"text": {"kind": "memory"}}}, "task text: kind memory needs data"),
+    ({"pairs": [[["a"], "none"]]}, "pairs must be baseline, all, or a list"),
+    ({"pairs": [["none", "none"]]}, "pairs must be baseline, all, or a list"),
+    ({"seeds": 0}, "seeds must be a number above 0"),
+    ({"seeds": [1, 1]}, "a list of different ones"),
+    ({"seeds": 100_000_000_000}, "seeds must be at most 1,000"),
+    ({"seeds": -1}, "seeds must be a number above 0"),
+    ({"seeds": True}, "seeds is true, and must be a whole number or a list"),
+    ({"seeds": [2**40]}, "seeds must be whole numbers from 1 to"),
+    ({"title": ["a"]}, 'title is ["a"], and must be'),
+    ({"train": {"lr": float("nan")}}, "train/lr is NaN, and must be"),
+    ({"schemes": {"near": [1]}}, "schemes/near is [1], and must be"),
+    ({"tasks": {"x": {"kind": "copy", "longest": "4"}}}, 'task x: longest is "4", and must be a whole'),
+    ({"tasks": {"x": {"kind": ["copy"]}}}, "task x: there is no kind ['copy']"),
+    ({"baseline": "t5"}, "baseline t5 is none of the schemes: none, near"),
+    ({"pairs": [["none", "t5"]]}, "pairs must be baseline, all, or a list"),
+    ({"tasks": {"a/b": {"kind": "copy"}}}, "'a/b' cannot be the name of a folder"),
+    ({"tasks": {"x": {"kind": "copy", "lr": [1]}}}, "task x: kind copy has no lr"),
+    ({"tasks": {"x": {**GRID, "lr": [1.0]}, "x-lr1-epochs3": GRID}}, "two tasks would be called x-lr1-epochs3: choose"),
+    ({"tasks": {"x": {}}}, "task x: there is no kind 'x'"),
+    ({"tasks": {"x": {"kind": "copy", "train": [1]}}}, "task x: train is [1], and must be an object"),
+    ({"tasks": {"x": {"kind": "copy", "generate": {1: 2}}}}, "generate is 1, and must be a text as a key"),
+    ("seeds: 1\nseeds: 2\n", "'seeds' is named twice"),
+    ("a: [", "is not the YAML that is expected"),
+]
+
+
+@pytest.mark.parametrize(("content", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_wrong_specifications(content: dict | str, said: str, tmp_path, shell):
+    text = content if isinstance(content, str) else yaml.safe_dump(SMALL | content, sort_keys=False)
+    (tmp_path / "wrong.yaml").write_text(text)
+    assert said in shell.refused("compare run wrong.yaml")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    {
+        "none.yaml": "none.yaml",
+        "small.yaml --workers 0": "--workers must be >= 1, got 0",
+        "small.yaml --threads 0": "--threads must be >= 1, got 0",
+    }.items(),
+)
+def test_wrong_commands(line: str, said: str, tmp_path, shell):
+    specified(tmp_path)
+    assert said in shell.refused(f"compare status {line}")
 
 
 def test_runs_are_named_by_all_that_they_depend_on(tmp_path):
@@ -346,7 +295,7 @@ def test_runs_are_named_by_all_that_they_depend_on(tmp_path):
     def names(content, code="c") -> set[str]:
         return {run.name(code) for run in run_module.runs_of(make_spec("s", content))}
 
-    small = {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}}
+    small = {**SMALL, "tasks": COPYING}
     assert len(names(small)) == 4 and names(small) == names({**small, "title": "other"})
     for changed in (
         {**small, "train": {**SMALL["train"], "lr": 0.5}},
@@ -373,11 +322,9 @@ def test_cut_checkpoints_are_not_resumed(tmp_path):
 
 def test_a_training_that_ended_makes_no_further_update(tmp_path):
     """A kill may come between fairseq's last checkpoint and the note of it: fairseq would go on by one update."""
-    task = {
-        **SMALL["tasks"]["copying"],
-        "train": {"lr-scheduler": "fixed", "max-update": 4, "save-interval-updates": 2},
-    }
-    spec = write(tmp_path / "one.yaml", {"seeds": [1], "schemes": ["none"], "tasks": {"copying": task}})
+    train = {"lr-scheduler": "fixed", "max-update": 4, "save-interval-updates": 2}
+    tasks = {"copying": COPYING["copying"] | {"train": train}}
+    spec = write(tmp_path / "one.yaml", {"seeds": [1], "schemes": ["none"], "tasks": tasks})
     comparison = Comparison.of(spec, tmp_path / "work")
     (run,) = comparison.runs
     comparison.prepare([run])
@@ -417,8 +364,7 @@ def test_what_a_killed_training_took_is_summed_as_far_as_it_is_known(tmp_path):
 
 
 def test_a_full_disk_is_named(tmp_path, monkeypatch):
-    spec = write(tmp_path / "small.yaml", {**SMALL, "tasks": {"copying": {"kind": "copy"}}})
-    comparison = Comparison.of(spec, work=tmp_path / "work")
+    comparison = of_copying(tmp_path)
 
     def full(*given):
         raise OSError(errno.ENOSPC, "No space left on device", "checkpoint_last.pt")
@@ -457,8 +403,7 @@ def test_forks_leave_nothing_behind(tmp_path, monkeypatch):
 
 def test_what_remains_of_runs_at_work(tmp_path, capsys):
     """By the first updates, by runs that have ended, and for those that wait."""
-    spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
-    comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
+    comparison = of_copying(tmp_path)
     run, other, *rest = comparison.runs
     pool = scheduling.ProcessPool(comparison, [other])
     pool.active[None] = run
@@ -484,8 +429,7 @@ def test_what_remains_of_runs_at_work(tmp_path, capsys):
 def test_a_run_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
     """Two commands share one comparison: what the other has at work is waited for, and counts."""
     monkeypatch.setattr(scheduling, "RETRY", 0.3)
-    spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
-    comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
+    comparison = of_copying(tmp_path)
     other, own, done = comparison.runs[:3]
     fake_results(comparison, [done])  # since this command began
 
@@ -515,8 +459,7 @@ def test_a_run_of_another_process_is_no_failure(tmp_path, monkeypatch, capsys):
 
 
 def test_a_job_says_that_another_process_has_its_run(tmp_path, monkeypatch):
-    spec = make_spec("s", {**SMALL, "tasks": {"copying": SMALL["tasks"]["copying"]}})
-    comparison = Comparison(spec, tmp_path / "work", tmp_path / "results")
+    comparison = of_copying(tmp_path)
     run = comparison.runs[0]
 
     def busy(*given):
@@ -584,8 +527,8 @@ def test_a_comparison_survives_a_kill(tmp_path, monkeypatch, capsys):
     tasks = len(content["tasks"])
     (tmp_path / "text.txt").write_text("To be, or not to be.\n" * 60)
     spec = write(tmp_path / "small.yaml", content)
-    given = command("run", spec, "--workers", 2, "--work", tmp_path / "work")
-    how = {"cwd": tmp_path, "env": environment()}
+    given = [sys.executable, "-m", "relpos_fairseq.cli", "compare", "run", spec, "--workers", "2", "--work", "work"]
+    how = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}}
     first = subprocess.Popen(given, **how, stdout=subprocess.PIPE, text=True)
     for line in first.stdout:
         if line.startswith(f"[{tasks}/"):  # when the last task begins
@@ -627,9 +570,7 @@ def test_a_comparison_survives_a_kill(tmp_path, monkeypatch, capsys):
 def test_jobs_of_a_cluster(tmp_path):
     """Submitit's jobs in this process in place of Slurm's; with RELPOS_ONNX=full in processes of its own."""
     pytest.importorskip("submitit")
-    content = {**SMALL, "seeds": 1, "schemes": ["none", "nonsense"], "slurm": {"timeout_min": 5}}
-    content["tasks"] = {"copying": SMALL["tasks"]["copying"]}
-    spec = write(tmp_path / "small.yaml", content)
+    spec = specified(tmp_path, seeds=1, schemes=["none", "nonsense"], slurm={"timeout_min": 5})
     comparison = Comparison.of(spec, work=tmp_path / "work")
     assert scheduling.run_jobs(comparison, "local" if FULL else "debug") == 1
     done = [comparison.result(run) is not None for run in comparison.runs]

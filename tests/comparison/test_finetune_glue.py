@@ -20,6 +20,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 
 from helpers import ROOT
 from helpers.commands import call, relpos, relpos_job
+from helpers.folders import prepare
 from helpers.glue_data import write_glue, write_tokenizer
 from helpers.recipes import composed
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
@@ -56,11 +57,7 @@ def glue(tmp_path_factory) -> Path:
     """Prepared data of every task."""
     folder = tmp_path_factory.mktemp("glue")
     raw, tokenizer = write_glue(folder / "raw", train=40), write_tokenizer(folder / "tokenizer")
-    relpos_job(
-        "prepare",
-        "glue",
-        *[str(raw), "--tokenizer-folder", str(tokenizer), "--out", str(folder / "bin"), "--workers", "1"],
-    )
+    prepare("glue", [raw, "--tokenizer-folder", tokenizer, "--out", folder / "bin", "--workers", "1"])
     return folder
 
 
@@ -68,28 +65,18 @@ def glue(tmp_path_factory) -> Path:
 def pretrained(tmp_path_factory, glue) -> Path:
     """A masked language model of two updates, with the options that a checkpoint must carry."""
     folder = tmp_path_factory.mktemp("pretrained")
-    relpos_job("prepare", "glue", *[str(glue / "raw"), "--text", str(folder / "text")])
-    relpos_job(
-        "prepare",
-        "mlm",
-        *[
-            *("--out", str(folder), "--train", str(folder / "text"), "--hold-out", "0.2"),
-            *("--tokenizer-folder", str(glue / "tokenizer"), "--tokens-per-sample", "32"),
-            *("--workers", "1"),
-        ],
-    )
-    call(
-        *("train", str(folder / "data-bin"), *ARCH, *MASKED_LM, *OPTIMIZE, "--max-update", "2"),
-        *("--sample-break-mode", "eos", "--tokens-per-sample", "32", "--save-dir", str(folder)),
-        *("--position-scheme", "learned+m4m", "--position-clip-distance", "3"),
-        *("--encoder-normalize-before", "--dropout", "0.25"),
-    )
+    prepare("glue", [glue / "raw", "--text", folder / "text"])
+    length = ("--tokens-per-sample", "32")
+    cut = ("--tokenizer-folder", glue / "tokenizer", "--hold-out", "0.2", "--workers", "1", *length)
+    prepare("mlm", ["--out", folder, "--train", folder / "text", *cut])
+    positions = "--position-scheme learned+m4m --position-clip-distance 3 --encoder-normalize-before --dropout 0.25"
+    more = (*f"--max-update 2 --sample-break-mode eos {positions}".split(), *length, "--save-dir", folder)
+    call("train", folder / "data-bin", *ARCH, *MASKED_LM, *OPTIMIZE, *more)
     return folder / "checkpoint_last.pt"
 
 
 def arguments(glue: Path, out: Path, models: list[str], *more: str) -> list[str]:
-    flags = ["--out", str(out), "--train-flags=--num-workers 0", *more]
-    return ["--data", str(glue / "bin"), *models, *flags]
+    return ["--data", str(glue / "bin"), *models, "--out", str(out), "--train-flags=--num-workers 0", *more]
 
 
 def result(values: list[float], rate: float = 1e-5, seed: int = 1, protocol: str = "chen") -> tuple[Run, dict]:
@@ -109,17 +96,8 @@ def test_protocols_are_the_papers():
 
 
 CONFIGS = ROOT / "examples" / "roberta" / "config"
-EXAMPLES = {
-    "CoLA": 8551,
-    "MNLI": 392702,
-    "MRPC": 3668,
-    "QNLI": 104743,
-    "QQP": 363846,
-    "RTE": 2490,
-    "SST-2": 67349,
-    "STS-B": 5749,
-    "XNLI": 392702,
-}
+EXAMPLES = {"CoLA": 8551, "MNLI": 392702, "MRPC": 3668, "QNLI": 104743, "QQP": 363846, "RTE": 2490, "SST-2": 67349}
+EXAMPLES |= {"STS-B": 5749, "XNLI": 392702}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -158,14 +136,10 @@ def test_pre_training_config_has_the_papers_settings(name):
     config = yaml.safe_load((CONFIGS / "pretraining" / f"{name}.yaml").read_text())
     optimization, schedule = config["optimization"], config["lr_scheduler"]
     batch = config["dataset"]["batch_size"] * optimization["update_freq"][0]
-    assert schedule["total_num_update"] == optimization["max_update"]
-    assert PAPERS[name] == (
-        config["task"]["tokens_per_sample"],
-        batch,
-        optimization["max_update"],
-        optimization["lr"][0],
-        schedule["warmup_updates"],
-    )
+    updates = optimization["max_update"]
+    assert schedule["total_num_update"] == updates
+    rates = (optimization["lr"][0], schedule["warmup_updates"])
+    assert PAPERS[name] == (config["task"]["tokens_per_sample"], batch, updates, *rates)
 
 
 def test_huangs_recipes_have_a_table_a_head():
@@ -187,15 +161,9 @@ def test_huangs_recipes_have_a_table_a_head():
 
 def test_average_is_the_papers():
     """Chen2021's first row of Table 4: seven numbers, accuracy for QQP, 84.8; not without all tasks."""
-    found = {
-        "MNLI": {"accuracy": 85.8, "valid1_accuracy": 85.9},
-        "QQP": {"f1": 88.0, "accuracy": 91.1},
-        "QNLI": {"accuracy": 89.9},
-        "SST-2": {"accuracy": 93.2},
-        "CoLA": {"mcc": 58.7},
-        "STS-B": {"spearman": 89.0, "pearson": 1.0},
-        "RTE": {"accuracy": 1.0},
-    }
+    found = {"MNLI": {"accuracy": 85.8, "valid1_accuracy": 85.9}, "QQP": {"f1": 88.0, "accuracy": 91.1}}
+    found |= {"QNLI": {"accuracy": 89.9}, "SST-2": {"accuracy": 93.2}, "CoLA": {"mcc": 58.7}}
+    found |= {"STS-B": {"spearman": 89.0, "pearson": 1.0}, "RTE": {"accuracy": 1.0}}
     assert average_score(found) == "84.80"
     assert average_score({name: found[name] for name in list(found)[1:]}) == "-"
 
@@ -243,15 +211,10 @@ def test_a_protocol_that_is_named_stands_for_what_is_not_given():
     assert [*grid_of(protocol="chen", lr=1e-3).values()] == [(1e-3, 5), (1e-3, 10)]
     assert grid_of(lr=[1e-3, 1], epochs=None) == {"a-lr0.001-epochs3": (1e-3, 3), "a-lr1-epochs3": (1, 3)}
     assert grid_of(epochs=[7]) == {"a-lr3e-05-epochs7": (3e-5, 7)}
+    for one in ({}, {"lr": 1e-3}, {"protocol": "huang"}, {"protocol": "chen", "lr": 1, "epochs": 2}):
+        assert grid_of(**one) == {"a": (one.get("lr"), one.get("epochs"))}  # no grid
     questions = make_tasks("q", {"kind": "questions", "data": "x", "epochs": [1, 2]}, {"train": {}, "generate": {}})
     assert [*questions] == ["q-lr1e-05-epochs1", "q-lr1e-05-epochs2"]
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"lr": 1e-3}, {"protocol": "huang"}, {"protocol": "chen", "lr": 1, "epochs": 2}]
-)
-def test_one_learning_rate_and_number_of_epochs_are_no_grid(options):
-    assert grid_of(**options) == {"a": (options.get("lr"), options.get("epochs"))}
 
 
 @pytest.mark.parametrize(
@@ -290,32 +253,27 @@ def test_relative_models_take_longer_examples_than_in_pre_training(tmp_path, sch
             task.flags({MODEL_FLAG: "x.pt"}, 1)
 
 
-def test_cells_are_as_glue_writes_them():
-    assert metrics_cell(GLUE["MRPC"], {"f1": 81.25, "accuracy": 70.0}) == "81.25 / 70.00"
-    assert metrics_cell(GLUE["MNLI"], {"accuracy": 80.0, "valid1_accuracy": 81.0}) == "80.00 / 81.00"
-    assert metrics_cell(GLUE["CoLA"], None) == "-"
-    assert metrics_cell(GLUE["STS-B"], {"spearman": float("nan"), "pearson": 8.0}) == "- / 8.00"
-
-
-def log_line(split: str, updates: int, **values: float) -> str:
-    named = {f"{split}_{name}": str(value) for name, value in values.items()}
-    named[f"{split}_num_updates"] = str(updates)
-    return f"2026-01-01 00:00:00 | INFO | {split} | {json.dumps(named)}\n"
+@pytest.mark.parametrize(
+    ("task", "values", "cell"),
+    [
+        ("MRPC", {"f1": 81.25, "accuracy": 70.0}, "81.25 / 70.00"),
+        ("MNLI", {"accuracy": 80.0, "valid1_accuracy": 81.0}, "80.00 / 81.00"),
+        ("CoLA", None, "-"),
+        ("STS-B", {"spearman": float("nan"), "pearson": 8.0}, "- / 8.00"),
+    ],
+)
+def test_cells_are_as_glue_writes_them(task, values, cell):
+    assert metrics_cell(GLUE[task], values) == cell
 
 
 def test_logs_are_read_by_updates():
     """A run that went on after an interruption may have validated a place twice."""
     log = TrainingLog()
-    for line in (
-        log_line("valid", 10, accuracy=50),
-        log_line("valid1", 10, accuracy=40),
-        log_line("valid", 20, accuracy=55),
-        log_line("valid", 20, accuracy=60),
-        log_line("valid1", 20, accuracy=61),
-        '2026 | INFO | train | {"train_wps": "9.5"}\n',
-        "2026 | INFO | fairseq | num. shared model params: 1,234 (num. trained: 1,234)\n",
-    ):
-        log.read(line)
+    for split, updates, accuracy in (("", 10, 50), ("1", 10, 40), ("", 20, 55), ("", 20, 60), ("1", 20, 61)):
+        named = {f"valid{split}_accuracy": str(accuracy), f"valid{split}_num_updates": str(updates)}
+        log.read(f"2026-01-01 00:00:00 | INFO | valid{split} | {json.dumps(named)}\n")
+    log.read('2026 | INFO | train | {"train_wps": "9.5"}\n')
+    log.read("2026 | INFO | fairseq | num. shared model params: 1,234 (num. trained: 1,234)\n")
     found = {n: (one["valid_accuracy"], one["valid1_accuracy"]) for n, one in log.valid.items()}
     assert found == {10: (50.0, 40.0), 20: (60.0, 61.0)}
     assert (log.speed, log.parameters) == (10, 1234)
@@ -355,10 +313,15 @@ def finished(tmp_path_factory, glue, pretrained) -> tuple[Path, str]:
     return out, (out / "huang.md").read_text()
 
 
+def cells(text: str) -> list[list[str]]:
+    """The cells of the rows of tables."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"]
+
+
 @pytest.mark.slow
 def test_table_stands_beside_the_majority_class(finished):
     out, text = finished
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    lines = cells(text)
     assert lines[0] == ["model", "MNLI (accuracy m / mm)", "CoLA (Matthews)", "STS-B (Spearman / Pearson)"]
     assert lines[2][0] == "majority class" and lines[2][2:] == ["0.00", "0.00 / 0.00"]
     assert lines[3][0] == "small" and all(cell != "-" for cell in lines[3])
@@ -393,27 +356,21 @@ def test_finished_runs_are_kept(finished, glue, pretrained, monkeypatch, tmp_pat
     assert asked == [6, 2]
 
 
-def test_a_specification_with_a_grid_is_the_command(finished, glue, pretrained, tmp_path, capsys):
+def test_a_specification_with_a_grid_is_the_command(finished, glue, pretrained, tmp_path, shell):
     """It has the command's runs and chooses as the command does; the report is of the chosen runs alone."""
     out, text = finished
     shutil.copytree(out / "results", tmp_path / "grid")
     entry = {"kind": "glue", "data": str(glue / "bin"), "lr": [1e-3, 1e-2], "epochs": [1], "train": {"num-workers": 0}}
-    content = {
-        "schemes": {"small": {MODEL_FLAG: str(pretrained)}},
-        "seeds": 1,
-        "tasks": {name: entry | {"name": name} for name in ("MNLI", "CoLA", "STS-B")},
-    }
+    tasks = {name: entry | {"name": name} for name in ("MNLI", "CoLA", "STS-B")}
+    content = {"schemes": {"small": {MODEL_FLAG: str(pretrained)}}, "seeds": 1, "tasks": tasks}
     path = tmp_path / "grid.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False))
-    work = ["--work", str(tmp_path / "work")]
-    assert relpos("compare", "run", str(path), *work) == 0
-    said = capsys.readouterr().out
+    said = shell("compare run grid.yaml --work work")
     assert "6 runs, 0 to do" in said
-    printed = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines() if line[:1] == "|"]
-    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"][4:]
+    printed, table = cells(said), cells(text)[4:]
     assert [row[1:6] for row in printed] == [row[1:] for row in table[-5:]]
     assert printed[0][-1] == "reported" and printed[3][-1].startswith("mcc ")
-    assert relpos("compare", "report", str(path), *work) == 0
+    shell("compare report grid.yaml --work work")
     report = (tmp_path / "grid" / "report.md").read_text()
     headings = [line for line in report.splitlines() if line[:1] == "#"]
     assert headings == ["# grid", "## MNLI", "## CoLA", "## STS-B", "## What was chosen", "## How it was made"]
@@ -462,10 +419,8 @@ def test_predictions_are_what_the_server_takes(tmp_path, glue, pretrained, monke
     more = ["--tasks", "STS-B,MNLI", "--max-update", "2", "--predictions"]
     relpos_job("finetune", "glue", *arguments(glue, tmp_path, [f"small={pretrained}"], *more))
     assert "3 epochs, at most 2 updates" in capsys.readouterr().out
-    tables = {
-        path.stem: [line.split("\t") for line in path.read_text().splitlines()]
-        for path in (tmp_path / "submission" / "huang" / "small").iterdir()
-    }
+    written = (tmp_path / "submission" / "huang" / "small").iterdir()
+    tables = {path.stem: [line.split("\t") for line in path.read_text().splitlines()] for path in written}
     assert tables.keys() == {"STS-B", "MNLI-m", "AX"}
     for rows in tables.values():
         assert rows[0] == ["index", "prediction"] and [row[0] for row in rows[1:]] == list("012")
@@ -489,34 +444,30 @@ def test_failure_names_the_run_and_its_log(tmp_path, glue, pretrained, monkeypat
     assert "failed: RTE-lr3e-05-epochs3 / small / seed 1: fairseq-train: ValueError: no" in said
 
 
-def test_wrong_input_is_said_first(tmp_path, glue, pretrained, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("line", "said"),
+    {
+        "nowhere.pt": "there is no checkpoint",
+        "broken.pt": "is truncated or no checkpoint",
+        "plain.pt": "has neither cfg nor args",
+        "small=<pretrained> small=<pretrained>": "two models are called 'small'",
+        "small=<pretrained> --lr -1": "--lr must be above 0",
+        "small=<pretrained> --data none": "has no task",
+        "small=<pretrained> --tasks XNLI": "was not made by relpos prepare glue",
+        "small=<pretrained> --data long --tasks RTE": "examples of 99 tokens, small takes 32: relpos prepare glue "
+        "--max-length 32",
+    }.items(),
+)
+def test_wrong_input_is_said_first(line, said, tmp_path, glue, pretrained, monkeypatch, shell):
     monkeypatch.setattr(scheduling.Comparison, "run", lambda self: pytest.fail("it trained"))
-    model = f"small={pretrained}"
     (tmp_path / "broken.pt").write_bytes(pretrained.read_bytes()[:3000])
     torch.save({"model": {}}, tmp_path / "plain.pt")
     (tmp_path / "none").mkdir()
-    wrong = {
-        "there is no checkpoint": arguments(glue, tmp_path, ["nowhere.pt"]),
-        "is truncated or no checkpoint": arguments(glue, tmp_path, [str(tmp_path / "broken.pt")]),
-        "has neither cfg nor args": arguments(glue, tmp_path, [str(tmp_path / "plain.pt")]),
-        "two models are called 'small'": arguments(glue, tmp_path, [model, model]),
-        "--lr must be above 0": arguments(glue, tmp_path, [model], "--lr", "-1"),
-        "has no task": [model, "--data", str(tmp_path / "none"), "--out", str(tmp_path)],
-        "was not made by relpos prepare glue": arguments(glue, tmp_path, [model], "--tasks", "XNLI"),
-    }
-    for message, command in wrong.items():
-        assert relpos("finetune", "glue", *command) == 2
-        error = capsys.readouterr().err.strip().splitlines()[-1]
-        assert message in error, error
-    task = glue / "bin" / "RTE" / "task.json"
-    before = task.read_text()
-    try:
-        task.write_text(json.dumps(json.loads(before) | {"max_length": 99}))
-        given = arguments(glue, tmp_path, [model], "--tasks", "RTE")
-        assert relpos("finetune", "glue", *given) == 2
-        assert "examples of 99 tokens, small takes 32: relpos prepare glue --max-length 32" in (capsys.readouterr().err)
-    finally:
-        task.write_text(before)
+    shutil.copytree(glue / "bin" / "RTE", tmp_path / "long" / "RTE")
+    known = tmp_path / "long" / "RTE" / "task.json"
+    known.write_text(json.dumps(json.loads(known.read_text()) | {"max_length": 99}))
+    data = "" if "--data" in line else "--data <glue>/bin"
+    assert said in shell.refused(f"finetune glue --out out --train-flags='--num-workers 0' {line} {data}")
 
 
 SPECS = sorted((ROOT / "examples" / "comparison").glob("*.yaml"))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.commands import call, relpos, relpos_job
+from helpers.commands import call, relpos_job
 from helpers.glue_data import write_xnli
 from helpers.questions import make_data, make_file
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE
@@ -38,15 +38,11 @@ def folder(tmp_path_factory) -> Path:
     relpos_job("prepare", "glue", raw, "--tasks", "XNLI", "--out", folder / "glue", *given)
     text = folder / "text.txt"
     text.write_text("".join(f"The red cat is in Paris {n} today.\n" for n in range(40)))
-    relpos_job(
-        *("prepare", "mlm", "--train", text, "--hold-out", "0.2", "--out", folder / "mlm"),
-        *("--documents", "line"),
-        *("--tokenizer-folder", tokenizer, "--tokens-per-sample", "64", "--workers", "1"),
-    )
-    call(
-        *("train", folder / "mlm" / "data-bin", *ARCH, *MASKED_LM, *OPTIMIZE, "--max-update", "2"),
-        *("--tokens-per-sample", "64", "--position-scheme", "rel_scalar", "--save-dir", folder),
-    )
+    lengths = ("--tokens-per-sample", "64")
+    cut = ("--hold-out", "0.2", "--documents", "line", *given, *lengths)
+    relpos_job("prepare", "mlm", "--train", text, "--out", folder / "mlm", *cut)
+    more = ("--max-update", "2", "--position-scheme", "rel_scalar", *lengths, "--save-dir", folder)
+    call("train", folder / "mlm" / "data-bin", *ARCH, *MASKED_LM, *OPTIMIZE, *more)
     return folder
 
 
@@ -103,12 +99,11 @@ def test_updates_follow_the_flags_of_training(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_one_command_from_english_to_the_table(folder, tmp_path, capsys):
+def test_one_command_from_english_to_the_table(folder, tmp_path, shell):
     """Two learning rates of two trials each; again, nothing is done anew."""
     out = tmp_path / "out"
-    assert relpos("finetune", "xtreme", *arguments(folder, out, "--lr", "1e-3", "1e-5")) == 0
-    said = capsys.readouterr().out
-    assert "8 runs, 8 to do" in said
+    given = arguments(folder, out, "--lr", "1e-3", "1e-5")
+    assert "8 runs, 8 to do" in shell("finetune xtreme", *given)
     found = json.loads((out / "medians.json").read_text())["mine"]
     assert set(found) == {"XNLI", "XQuAD", "MLQA", "TyDiQA-GoldP"}
     trials = json.loads((out / "evaluated" / "mine" / "xtreme.json").read_text())
@@ -120,26 +115,22 @@ def test_one_command_from_english_to_the_table(folder, tmp_path, capsys):
     numbers = [found.pop("XNLI"), *(one for both in found.values() for one in both)]
     assert f"{sum(numbers) / 7:.2f}" in row
     before = (out / "medians.md").read_bytes()
-    assert relpos("finetune", "xtreme", *arguments(folder, out, "--lr", "1e-3", "1e-5")) == 0
-    said = capsys.readouterr().out
+    said = shell("finetune xtreme", *given)
     assert "8 runs, 0 to do" in said and said.count("unchanged") == 8
     assert (out / "medians.md").read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [
-        ([], "nothing to fine-tune on: give --xnli or --squad"),
-        (["--squad", "."], "--squad belongs together with one of --xquad"),
-        (["--xquad", "."], "--squad belongs together with one of --xquad"),
-        (["--xnli", "nowhere"], "--xnli nowhere does not exist: give a folder"),
-        (["--xnli", "."], "--xnli .: give the folder XNLI itself"),
-        (["--xnli", ".", "--lr", "0"], "--lr must be above 0, got 0.0"),
-        (["--squad", ".", "--xquad", "."], "m: there is no checkpoint nothing.pt"),
-    ],
+    {
+        "": "nothing to fine-tune on: give --xnli or --squad",
+        "--squad .": "--squad belongs together with one of --xquad",
+        "--xquad .": "--squad belongs together with one of --xquad",
+        "--xnli nowhere": "--xnli nowhere does not exist: give a folder",
+        "--xnli .": "--xnli .: give the folder XNLI itself",
+        "--xnli . --lr 0": "--lr must be above 0, got 0.0",
+        "--squad . --xquad .": "m: there is no checkpoint nothing.pt",
+    }.items(),
 )
-def test_wrong_commands_are_one_line(tmp_path, monkeypatch, capsys, more, said):
-    monkeypatch.chdir(tmp_path)
-    assert relpos("finetune", "xtreme", "m=nothing.pt", "--out", "out", *more) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1 and said in lines[0]
+def test_wrong_commands_are_one_line(more, said, shell):
+    assert said in shell.refused(f"finetune xtreme m=nothing.pt --out out {more}")

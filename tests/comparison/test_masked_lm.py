@@ -94,9 +94,9 @@ def test_pre_trained_then_fine_tuned_and_resumed(tmp_path, data, monkeypatch):
     assert (masked[0] == masked[1]).all()  # the masks of another seed's training are the same
 
 
-def test_wrong_fine_tuning(tmp_path, data):
-    """Kinds that do not fine-tune, what is no task, another tokenizer: one line each."""
-    for finetune, said in (
+@pytest.mark.parametrize(
+    ("finetune", "said"),
+    [
         ({"a": {"kind": "copy"}}, "finetune: a must be a task of fine-tuning, got kind copy"),
         ({"a": 3}, "finetune: a must be a mapping, got 3"),
         ({"a": {"kind": "glue", "name": "RTE", "date": "x"}}, "kind glue has no date"),
@@ -109,9 +109,16 @@ def test_wrong_fine_tuning(tmp_path, data):
         ({"a": {**RTE, "max_update": -3}}, "max_update is -3, and must be a whole number from 0"),
         ({"a": {**RTE, "protocol": "chen"}}, "finetune: a is a grid of 8: give one lr and one number of epochs"),
         ({"a": {**RTE, "lr": -1.0}}, "lr must be above 0, got -1.0"),
-    ):
-        with pytest.raises(UserError, match=said):
-            comparison(tmp_path, data, finetune=finetune)
+    ],
+)
+def test_wrong_fine_tuning(finetune, said, tmp_path, data):
+    """Kinds that do not fine-tune, what is no task: one line each."""
+    with pytest.raises(UserError, match=said):
+        comparison(tmp_path, data, finetune=finetune)
+
+
+def test_data_that_do_not_fit(tmp_path, data):
+    """Another tokenizer, other blocks, and what is not there or in shards: one line each."""
     made = comparison(tmp_path, data)
     symbols = data / "glue" / "RTE" / "input0" / "dict.txt"
     content = symbols.read_text()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 
-from relpos_fairseq.cli.main import main as relpos
+from helpers.results import measured
 from relpos_fairseq.cli.quickstart import Quickstart
 from relpos_fairseq.lab.comparison import quickstart
 from relpos_fairseq.lab.comparison.run import packed_scores
@@ -46,19 +46,10 @@ def test_the_table_and_files(tmp_path, text, monkeypatch, capsys):
         (folder / "test.txt").write_text("\n".join(LINES[::-1]) + "\n")
         statistics = of_translations(LINES, LINES, BLEU(force=True))
         scored = packed_scores(Scored(np.array([4, 4]), statistics, {"tokens_per_second": 7.5}))
-        result = {
-            **{"scheme": "m4", "task": run.task.label, "seed": 3, "code": comparison.code, "settings": run.settings},
-            **{"data": "d", "unit": "words", "versions": {}, "processor_seconds": 2.0, "megabytes": 300},
-            "parameters": 1234,
-            "tokens_per_second": 100,
-            "seconds": 2.0,
-            "sets": {"test": scored | {"seconds": 1.0}},
-            "validations": [
-                {"updates": 2, "valid_loss": 3.0, "valid_ppl": 8.0},
-                {"updates": 4, "valid_loss": 2.0, "valid_ppl": 4.0},
-            ],
-        }
-        comparison.store.write(run.name(comparison.code), result)
+        own = {"scheme": "m4", "task": run.task.label, "seed": 3, "code": comparison.code, "settings": run.settings}
+        validated = [{"updates": 2 * n, "valid_loss": 4.0 - n, "valid_ppl": 2.0 ** (4 - n)} for n in (1, 2)]
+        more = {"validations": validated, "sets": {"test": scored | {"seconds": 1.0}}, "seconds": 2.0}
+        comparison.store.write(run.name(comparison.code), measured(**own, **more))
         return 1
 
     monkeypatch.setattr(quickstart.Comparison, "run", make_runs)
@@ -72,23 +63,15 @@ def test_the_table_and_files(tmp_path, text, monkeypatch, capsys):
     assert quickstart.quickstart(["m4", "t5"], given) == 1
     said = capsys.readouterr().out
     assert "| m4 " in said and "translation  zwei Hunde sehen uns" in said and drawn == ["m4"]
-    row = json.loads((out / "results.json").read_text())[0]
-    assert row == {
-        "scheme": "m4",
-        "BLEU test": 100.0,
-        "valid ppl": 4.0,
-        "parameters": 1234,
-        "train tok/s": 100,
-        "generate tok/s": 8,
-        "seconds": 3,
-    }
+    names = ("scheme", "BLEU test", "valid ppl", "parameters", "train tok/s", "generate tok/s", "seconds")
+    expected = dict(zip(names, ("m4", 100.0, 4.0, 1234, 100, 8, 3), strict=True))
+    assert json.loads((out / "results.json").read_text())[0] == expected
     assert (out / "results.csv").read_text().splitlines()[1].startswith("m4,100.00,4.00,1234")
 
 
-def test_choices_are_checked(tmp_path, capsys):
-    for flag in ("--max-update", "--minutes", "--threads"):
-        assert relpos(["quickstart", "--out", str(tmp_path / "out"), flag, "0"]) == 2
-        assert f"{flag} must be above 0, got 0" in capsys.readouterr().err
+@pytest.mark.parametrize("flag", ["--max-update", "--minutes", "--threads"])
+def test_choices_are_checked(flag, tmp_path, shell):
+    assert f"{flag} must be above 0, got 0" in shell.refused(f"quickstart --out out {flag} 0")
     assert not (tmp_path / "out").exists()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.results import measured
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import TEMPORARY, write_json
 from relpos_fairseq.io.processes import Fork, in_fork
@@ -17,13 +18,11 @@ from relpos_fairseq.lab.comparison.results import ARCHIVE, ResultStore
 from relpos_fairseq.lab.comparison.scores import unpack
 
 SETTINGS = {"task": {"kind": "copy"}, "train": {"lr": 1}}
-MEASURED = dict.fromkeys(("parameters", "tokens_per_second", "seconds", "processor_seconds", "megabytes"), 1)
-MEASURED |= {"validations": [{"updates": 1, "valid_loss": 2.0}], "versions": {}, "data": "d", "unit": "tokens"}
 
 
 def result(scheme: str, seed: int = 1, **more: object) -> dict:
-    own = {"scheme": scheme, "task": "copy", "seed": seed, "settings": SETTINGS, "sets": {}, "code": "a"}
-    return MEASURED | own | more
+    own = {"scheme": scheme, "task": "copy", "seed": seed, "settings": SETTINGS, "code": "a"}
+    return measured(**own | more)
 
 
 def store(folder: Path, *found: dict) -> ResultStore:
@@ -125,16 +124,15 @@ def test_processes_fold_at_the_same_time(tmp_path):
 
 
 def test_the_newest_of_other_versions_counts(tmp_path, monkeypatch):
-    made = store(
-        tmp_path,
-        result("rope", code="x", finished="2026-01-02T00:00:00Z", parameters=1),
-        result("rope", code="b", finished="2026-01-03T00:00:00Z", parameters=2),
-        result("rope", code="y", finished="2026-01-01T00:00:00Z", parameters=3),
-        result("rope", code="z", finished="2026-01-09T00:00:00Z", settings=SETTINGS | {"train": {"lr": 2}}),
-        result("rope-seed1-x", code="z", finished="2026-01-09T00:00:00Z"),
-    )
+    days = {"x": 2, "b": 3, "y": 1}
+    own = [
+        result("rope", code=code, finished=f"2026-01-0{day}T00:00:00Z", parameters=day) for code, day in days.items()
+    ]
+    late = {"code": "z", "finished": "2026-01-09T00:00:00Z"}
+    others = result("rope", settings=SETTINGS | {"train": {"lr": 2}}, **late), result("rope-seed1-x", **late)
+    made = store(tmp_path, *own, *others)
     for _ in range(2):
-        assert made.newest("copy", "rope", 1, SETTINGS)["parameters"] == 2
+        assert made.newest("copy", "rope", 1, SETTINGS)["code"] == "b"
         assert made.newest("copy", "rope", 3, SETTINGS) is None
         made.fold()
     monkeypatch.setattr(results.time, "gmtime", lambda *given: (2026, 1, 4, 0, 0, 0, 0, 4, 0))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,14 +22,10 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 from helpers import commands as cli
 from helpers.commands import call
 from helpers.roberta import ARCH, OPTIMIZE, write_pairs
-from relpos_fairseq.criterions.sentence_prediction_glue import (
-    SentencePredictionGlueCriterion,
-    f1,
-    mcc,
-    pearson,
-    spearman,
-)
+from relpos_fairseq.criterions import sentence_prediction_glue as glue_metrics
+from relpos_fairseq.criterions.sentence_prediction_glue import SentencePredictionGlueCriterion
 
+TASK = ["--task", "sentence_prediction", "--criterion", "sentence_prediction_glue"]
 HEAD = "sentence_classification_head"
 
 
@@ -51,9 +49,8 @@ def criterion(samples: int, labels: tuple[str, ...] = ("0", "1"), **report):
     dictionary = Dictionary()
     for label in labels:
         dictionary.add_symbol(label)
-    task = SimpleNamespace(
-        label_dictionary=dictionary, target_dictionary=dictionary, datasets={"valid": range(samples)}
-    )
+    words = {"label_dictionary": dictionary, "target_dictionary": dictionary}
+    task = SimpleNamespace(**words, datasets={"valid": range(samples)})
     return SentencePredictionGlueCriterion(SentencePredictionConfig(**report), task).eval()
 
 
@@ -95,21 +92,15 @@ def test_classes(cuts: list[int], seed: int, classes: int) -> None:
     judge = criterion(40, tuple("0123"[:classes]), report_mcc=True, report_acc_and_f1=True)
     parts = outputs(judge, logits, targets, cuts)
     truth, guess = targets.numpy(), logits.argmax(1).numpy()
-    expected_f1 = f1_score(truth == 1, guess == 1, zero_division=0)
-    accuracy = (truth == guess).mean()
-    expected = {
-        "accuracy": accuracy,
-        "mcc": matthews_corrcoef(truth, guess),
-        "f1": expected_f1,
-        "acc_and_f1": (accuracy + expected_f1) / 2,
-    }
+    expected = {"accuracy": (truth == guess).mean(), "mcc": matthews_corrcoef(truth, guess)}
+    expected["f1"] = f1_score(truth == 1, guess == 1, zero_division=0)
+    expected["acc_and_f1"] = (expected["accuracy"] + expected["f1"]) / 2
+    loss = torch.nn.functional.cross_entropy(logits, targets).item() / np.log(2)
     for way in ([parts], [[part] for part in parts], [[summed(parts)]]):
         found = logged(way)
         for name, value in expected.items():
             assert found[name] == pytest.approx(100 * value, abs=0.00501), name
-        assert found["loss"] == pytest.approx(
-            torch.nn.functional.cross_entropy(logits, targets).item() / np.log(2), abs=2e-3
-        )
+        assert found["loss"] == pytest.approx(loss, abs=2e-3)
 
 
 @settings(max_examples=20, deadline=None)
@@ -134,23 +125,23 @@ def test_regression(cuts: list[int], seed: int, ties: bool) -> None:
 def test_by_hand() -> None:
     """Small tables whose metrics are known."""
     table = np.array([[3, 1], [2, 4]])  # true negatives, false positives; false negatives, true
-    assert mcc(table) == pytest.approx((4 * 3 - 1 * 2) / np.sqrt(5 * 6 * 4 * 5))
-    assert f1(table) == pytest.approx(2 * 4 / (2 * 4 + 1 + 2))
-    assert mcc(np.array([[0, 5], [0, 5]])) == 0 and f1(np.array([[5, 0], [5, 0]])) == 0
+    assert glue_metrics.mcc(table) == pytest.approx((4 * 3 - 1 * 2) / np.sqrt(5 * 6 * 4 * 5))
+    assert glue_metrics.f1(table) == pytest.approx(2 * 4 / (2 * 4 + 1 + 2))
+    assert glue_metrics.mcc(np.array([[0, 5], [0, 5]])) == 0 and glue_metrics.f1(np.array([[5, 0], [5, 0]])) == 0
     constant, other = np.zeros(4), np.arange(4.0)
-    assert pearson(constant, other) == spearman(other, constant) == 0
-    assert spearman(other, other**3) == pytest.approx(1) and pearson(other, -other) == pytest.approx(-1)
+    assert glue_metrics.pearson(constant, other) == glue_metrics.spearman(other, constant) == 0
+    assert glue_metrics.spearman(other, other**3) == pytest.approx(1)
+    assert glue_metrics.pearson(other, -other) == pytest.approx(-1)
 
 
 def test_f1_is_of_label_1_whatever_its_number() -> None:
     """Labels are numbered by their frequency; GLUE's positive class is the one called 1."""
     logits = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     targets = torch.tensor([0, 1, 1])
-    for labels, expected in ((("0", "1"), 2 / 3), (("1", "0"), 2 / 3), (("x", "1"), 2 / 3)):
+    for labels in (("0", "1"), ("1", "0"), ("x", "1")):
         judge = criterion(3, labels, report_acc_and_f1=True)
         assert judge.positive == labels.index("1")
-        found = logged([outputs(judge, logits, targets, [])])
-        assert found["f1"] == pytest.approx(100 * expected, abs=0.01)
+        assert logged([outputs(judge, logits, targets, [])])["f1"] == pytest.approx(100 * 2 / 3, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -176,12 +167,8 @@ def test_a_model_without_the_head() -> None:
 
 def glue(data: Path, save: Path, *more: str) -> list[str]:
     """Command line of a fine-tuning, with a second validation set."""
-    return [
-        *(str(data), *ARCH, *OPTIMIZE, "--task", "sentence_prediction", "--init-token", "0"),
-        *("--criterion", "sentence_prediction_glue", "--separator-token", "2"),
-        *("--max-positions", "24", "--batch-size", "4", "--max-epoch", "1"),
-        *("--segment-encoding", "head", "--save-dir", str(save), *more),
-    ]
+    flags = "--init-token 0 --separator-token 2 --max-positions 24 --batch-size 4 --max-epoch 1 --segment-encoding head"
+    return [str(data), *ARCH, *OPTIMIZE, *TASK, *flags.split(), "--save-dir", str(save), *more]
 
 
 def read(output: str, subset: str, name: str) -> float:
@@ -192,26 +179,20 @@ def read(output: str, subset: str, name: str) -> float:
 
 def validate(data: Path, save: Path, subsets: str) -> str:
     """Run fairseq-validate on the last checkpoint."""
-    return call(
-        *("validate", str(data), "--user-dir", ARCH[1], "--cpu", "--batch-size", "9"),
-        *("--path", str(save / "checkpoint_last.pt"), "--valid-subset", subsets),
-        *("--task", "sentence_prediction", "--criterion", "sentence_prediction_glue"),
-    )
+    more = ("--valid-subset", subsets, "--batch-size", "9", *TASK)
+    return cli.evaluate("validate", data, save / "checkpoint_last.pt", *more)
 
 
 @pytest.mark.slow
 def test_validation_sets_under_their_names(tmp_path: Path) -> None:
     """Matched and mismatched, each its own; the best checkpoint by a metric; validated alike."""
     data = write_pairs(tmp_path / "data")
-    for part in ("input0", "input1", "label"):
-        for kind in ("bin", "idx"):
-            folder = data / part
-            for name, split in (("valid_matched", "valid"), ("valid_mismatched", "train")):
-                (folder / f"{name}.{kind}").write_bytes((folder / f"{split}.{kind}").read_bytes())
-    flags = ["--num-classes", "2", "--report-mcc", "--report-acc-and-f1"]
-    flags += ["--valid-subset", "valid_matched,valid_mismatched", "--ignore-unused-valid-subsets"]
-    best = ["--best-checkpoint-metric", "mcc", "--maximize-best-checkpoint-metric"]
-    output = call("train", *glue(data, tmp_path / "save", *flags, *best))
+    for part, kind in product(("input0", "input1", "label"), ("bin", "idx")):
+        for name, split in (("valid_matched", "valid"), ("valid_mismatched", "train")):
+            shutil.copy(data / part / f"{split}.{kind}", data / part / f"{name}.{kind}")
+    flags = "--num-classes 2 --report-mcc --report-acc-and-f1 --valid-subset valid_matched,valid_mismatched"
+    best = "--ignore-unused-valid-subsets --best-checkpoint-metric mcc --maximize-best-checkpoint-metric"
+    output = call("train", *glue(data, tmp_path / "save", *flags.split(), *best.split()))
     assert (tmp_path / "save" / "checkpoint_best.pt").is_file()
     validated = validate(data, tmp_path / "save", "valid_matched,valid_mismatched")
     for subset in ("valid_matched", "valid_mismatched"):
@@ -224,9 +205,9 @@ def test_validation_sets_under_their_names(tmp_path: Path) -> None:
 def test_two_processes_agree_with_one(tmp_path: Path) -> None:
     """Correlations are of the whole set though each process sees half of it."""
     data = write_pairs(tmp_path / "data", regression=True)
-    flags = ["--num-classes", "1", "--regression-target", "--report-pearson-and-spearman"]
-    flags += ["--find-unused-parameters", "--distributed-world-size", "2"]
-    together = cli.forked_training(glue(data, tmp_path / "two", *flags), 2, tmp_path / "log")
+    flags = "--num-classes 1 --regression-target --report-pearson-and-spearman --find-unused-parameters"
+    given = glue(data, tmp_path / "two", *flags.split(), "--distributed-world-size", "2")
+    together = cli.forked_training(given, 2, tmp_path / "log")
     assert "training on 2 devices" in together
     alone = validate(data, tmp_path / "two", "valid")
     for name in ("pearson", "spearman", "pearson_and_spearman"):

@@ -168,28 +168,23 @@ def test_the_harness_runs_a_local_task(characters, tmp_path, monkeypatch, capsys
         ("choice", "multiple_choice", "0", choices),
         ("draw", "generate_until", "{{end}}", f"{until}\nmetric_list: [{{metric: exact_match}}]"),
     ):
-        (tmp_path / f"{name}.yaml").write_text(
-            TASK.format(name=name, file=tmp_path / "data.json", kind=kind, target=target, more=more)
-        )
-    checkpoint, out = characters, tmp_path / "out"
-    command = ["relpos-lm-eval", "--model", "relpos", "--tasks", "rolling,choice,draw"]
-    command += ["--model_args", f"checkpoint={checkpoint}", "--include_path", str(tmp_path)]
-    command += ["--output_path", str(out), "--log_samples", "--device", "cpu"]
-    monkeypatch.setattr(sys, "argv", command)
+        task = TASK.format(name=name, file=tmp_path / "data.json", kind=kind, target=target, more=more)
+        (tmp_path / f"{name}.yaml").write_text(task)
+    out = tmp_path / "out"
+    where = f"--model_args checkpoint={characters} --include_path {tmp_path} --output_path {out}"
+    how = "--model relpos --tasks rolling,choice,draw --log_samples --device cpu"
+    monkeypatch.setattr(sys, "argv", ["relpos-lm-eval", *f"{where} {how}".split()])
     harness.main()
     [results] = out.rglob("results_*.json")
     found = json.loads(results.read_text())["results"]
     _, score = Reading(rows=1).score(subject, range(1, len(subject.tokens)))
     bits = math.log2(found["rolling"]["byte_perplexity,none"])
     assert bits == pytest.approx(score.nats / len(text) / math.log(2), rel=1e-6)
-    samples = {
-        name: json.loads(next(out.rglob(f"samples_{name}_*.jsonl")).read_text())["resps"][0]
-        for name in ("choice", "draw")
-    }
-    nats = float(samples["choice"][0][0])
-    assert nats == pytest.approx(-score.each[30:36].sum(), rel=1e-5)
+    choice, (drawn, *_) = (
+        json.loads(next(out.rglob(f"samples_{name}_*.jsonl")).read_text())["resps"][0] for name in ("choice", "draw")
+    )
+    assert float(choice[0][0]) == pytest.approx(-score.each[30:36].sum(), rel=1e-5)
     scorer = Scorer(trained)
-    drawn = samples["draw"][0]
     assert "\n" not in drawn and len(drawn) <= 9
     [(_, greedy)] = scorer.score([scorer.pair(text[:30], drawn if len(drawn) == 9 else drawn + "\n")])
     assert greedy

@@ -87,8 +87,7 @@ def test_rows_change_nothing(subject):
 def test_models_side_by_side(recurrent, stream, shell):
     """`evaluate lm`: each as it was trained, or as asked; the numbers are those of the scorers."""
     said = shell("evaluate lm <recurrent> <absolute> --data <stream> --tokens 20")
-    rows = [line.strip("| ").split("|") for line in said.splitlines()[-2:]]
-    rows = [[cell.strip() for cell in row] for row in rows]
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in said.splitlines()[-2:]]
     assert [row[2] for row in rows] == ["memory 10", "window 8"]
     assert [row[3] for row in rows] == ["20", "20"]
     subject = language_model.load_subject(recurrent, stream, "valid")
@@ -99,8 +98,7 @@ def test_models_side_by_side(recurrent, stream, shell):
 
 
 def points(folder) -> list[dict]:
-    with (folder / "length.csv").open() as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader((folder / "length.csv").open()))
 
 
 def test_lengths_of_a_model_with_memory(tmp_path, capsys, monkeypatch, shell):
@@ -147,10 +145,8 @@ def test_lengths_are_chosen_one_way() -> None:
 
 
 def test_what_gets_worse_is_said(subject):
-    rows = [
-        {"kind": "context", "length": length, "perplexity": perplexity, "status": "ok"}
-        for length, perplexity in ((4, 9.0), (8, 4.0), (16, 4.1), (32, 8.0))
-    ]
+    found = {4: 9.0, 8: 4.0, 16: 4.1, 32: 8.0}
+    rows = [{"kind": "context", "length": n, "perplexity": found[n], "status": "ok"} for n in found]
     told = [row["status"] for row in length.judged(rows, subject)]
     assert told == ["ok", "ok", "ok", "does not extrapolate: perplexity x2.00"]
 

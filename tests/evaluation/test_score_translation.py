@@ -66,15 +66,11 @@ def test_scores_are_sacrebleus(prepared, tmp_path, shell):
     (tmp_path / "generated.txt").write_text(generated(TOKENS))
     said = shell("score generated.txt --prepared prepared --out scores.json")
     plain = ["Das ist ein Haus.", "Ein Hund, der bellt, beißt nicht!", 'Er sagt: "Ja".', "ende."] * 5
-    found = told(tmp_path, "generated.txt")
-    expected = {
-        "BLEU": sacrebleu.corpus_bleu(plain, [REFERENCE]).score,
-        "BLEU uncased": sacrebleu.corpus_bleu(plain, [REFERENCE], lowercase=True).score,
-        "chrF": sacrebleu.corpus_chrf(plain, [REFERENCE]).score,
-    }
-    assert {name: value for name, (value, _) in found.items()} == {
-        name: round(value, 2) for name, value in expected.items()
-    }
+    found, theirs = told(tmp_path, "generated.txt"), (plain, [REFERENCE])
+    uncased = sacrebleu.corpus_bleu(*theirs, lowercase=True)
+    scores = {"BLEU": sacrebleu.corpus_bleu(*theirs), "BLEU uncased": uncased, "chrF": sacrebleu.corpus_chrf(*theirs)}
+    expected = {name: round(score.score, 2) for name, score in scores.items()}
+    assert {name: value for name, (value, _) in found.items()} == expected
     assert expected["BLEU"] < expected["BLEU uncased"] < 100
     assert "case:lc" in found["BLEU uncased"][1] and "tok:13a" in said and "20 sentences" in said
 

@@ -24,22 +24,14 @@ CONFIGS = ROOT / "examples" / "translation" / "config"
 TEST_SENTENCES, VALID_SENTENCES = 37, 29  # no multiples of 8, fairseq's batch size multiple
 
 # A model and a training so small that an update takes milliseconds.
-SMALL = [
-    *("--arch", "relpos_transformer_tiny"),
-    *("--encoder-embed-dim", "32", "--decoder-embed-dim", "32"),
-    *("--encoder-ffn-embed-dim", "48", "--decoder-ffn-embed-dim", "48"),
-    *("--encoder-attention-heads", "2", "--decoder-attention-heads", "2"),
-    "--share-all-embeddings",
-]
-TRAIN = [
-    *("--task", "translation", "--optimizer", "relpos_adam", "--adam-betas", "(0.9, 0.98)"),
-    *("--lr", "5e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "10"),
-    *("--criterion", "relpos_label_smoothed_cross_entropy", "--label-smoothing", "0.1"),
-    *("--max-tokens", "400", "--num-workers", "0", "--cpu", "--no-progress-bar"),
-    *("--log-interval", "1", "--distributed-world-size", "1", "--no-epoch-checkpoints"),
-]
-LENGTHS = ["--max-len-b", "14"]  # a model that knows little never ends
+SMALL = """--arch relpos_transformer_tiny --encoder-embed-dim 32 --decoder-embed-dim 32 --encoder-ffn-embed-dim 48
+    --decoder-ffn-embed-dim 48 --encoder-attention-heads 2 --decoder-attention-heads 2 --share-all-embeddings""".split()
 QUIET = ["--cpu", "--num-workers", "0", "--no-progress-bar"]
+TRAIN = """--task translation --optimizer relpos_adam --adam-betas (0.9,0.98) --lr 5e-3 --lr-scheduler inverse_sqrt
+    --warmup-updates 10 --criterion relpos_label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 400
+    --cpu --num-workers 0 --no-progress-bar --log-interval 1 --distributed-world-size 1
+    --no-epoch-checkpoints""".split()
+LENGTHS = ["--max-len-b", "14"]  # a model that knows little never ends
 
 
 # What a process says that dies without a traceback, or above one of another rank.
@@ -87,13 +79,9 @@ def write_corpus(folder: Path) -> Corpus:
 
 def binarise(raw: Path, binary: Path, *more: str, languages: tuple[str, str] = ("src", "tgt")):
     """Run fairseq-preprocess with one dictionary for both languages."""
-    source, target = languages
-    return call(
-        "preprocess",
-        *("--source-lang", source, "--target-lang", target, "--joined-dictionary"),
-        *("--trainpref", str(raw / "train"), "--validpref", str(raw / "valid")),
-        *("--destdir", str(binary), *more),
-    )
+    sides = ("--source-lang", languages[0], "--target-lang", languages[1], "--joined-dictionary")
+    files = ("--trainpref", raw / "train", "--validpref", raw / "valid", "--destdir", binary)
+    return call("preprocess", *sides, *files, *more)
 
 
 def call(tool: str, *arguments: str | Path) -> str:

@@ -12,27 +12,16 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from helpers.commands import QUIET, USER_DIR, call
+from helpers.commands import USER_DIR, call
 from relpos_fairseq.models.configs import RelPosRobertaConfig
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 
-SMALL = {
-    "encoder_embed_dim": 16,
-    "encoder_ffn_embed_dim": 24,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-}
-ARCH = [
-    *("--user-dir", str(USER_DIR), "--arch", "relpos_roberta_tiny"),
-    *("--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "24"),
-    *("--encoder-attention-heads", "2"),
-]
-OPTIMIZE = [
-    *("--optimizer", "relpos_adam", "--lr", "5e-3", "--log-interval", "1"),
-    *("--no-epoch-checkpoints", "--distributed-world-size", "1", "--seed", "3", *QUIET),
-]
+SMALL = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 24, "encoder_layers": 2, "encoder_attention_heads": 2}
+SMALL |= {"dropout": 0.0, "attention_dropout": 0.0}
+SIZES = "--arch relpos_roberta_tiny --encoder-embed-dim 16 --encoder-ffn-embed-dim 24 --encoder-attention-heads 2"
+ARCH = ["--user-dir", str(USER_DIR), *SIZES.split()]
+OPTIMIZE = """--optimizer relpos_adam --lr 5e-3 --log-interval 1 --no-epoch-checkpoints --distributed-world-size 1
+    --seed 3 --cpu --num-workers 0 --no-progress-bar""".split()
 MASKED_LM = ["--task", "masked_lm", "--criterion", "masked_lm", "--batch-size", "8"]
 WORDS = [f"w{number}" for number in range(24)]
 
@@ -85,12 +74,9 @@ def write_packed(folder: Path, sentences: int = 120) -> Path:
             if number % 5 == 4:
                 lines.append("")
         (raw / f"{split}.txt").write_text("\n".join(lines) + "\n")
-    binary = folder / "bin"
-    call(
-        *("preprocess", "--only-source", "--destdir", str(binary)),
-        *("--trainpref", str(raw / "train.txt"), "--validpref", str(raw / "valid.txt")),
-    )
-    return binary
+    files = ("--trainpref", raw / "train.txt", "--validpref", raw / "valid.txt", "--destdir", folder / "bin")
+    call("preprocess", "--only-source", *files)
+    return folder / "bin"
 
 
 def write_pairs(folder: Path, labels: Sequence[str] = ("0", "1"), pairs: bool = True, regression: bool = False) -> Path:
@@ -108,19 +94,11 @@ def write_pairs(folder: Path, labels: Sequence[str] = ("0", "1"), pairs: bool = 
             (binary / "label" / f"{split}.label").write_text("\n".join(scores) + "\n")
     dictionary = folder / "dict.txt"
     dictionary.write_text("".join(f"{word} 1\n" for word in WORDS))
-    for name in ("input0", "input1", "label")[: 3 if pairs else 1]:
-        given = [] if name == "label" else ["--srcdict", str(dictionary)]
-        _binarise(raw, binary, name, given)
-    if not pairs:
-        _binarise(raw, binary, "label", [])
+    for name in ("input0", "input1", "label") if pairs else ("input0", "label"):
+        words = [] if name == "label" else ["--srcdict", dictionary]
+        files = ("--trainpref", raw / f"train.{name}", "--validpref", raw / f"valid.{name}")
+        call("preprocess", "--only-source", *files, *words, "--destdir", binary / name)
     return binary
-
-
-def _binarise(raw: Path, binary: Path, name: str, more: list[str]) -> None:
-    call(
-        *("preprocess", "--only-source", "--destdir", str(binary / name), *more),
-        *("--trainpref", str(raw / f"train.{name}"), "--validpref", str(raw / f"valid.{name}")),
-    )
 
 
 def _pair(generator: random.Random, labels: Sequence[str]) -> tuple[str, str, str]:

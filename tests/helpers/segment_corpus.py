@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from helpers.commands import QUIET, USER_DIR, call
+from helpers.commands import QUIET, USER_DIR, call, child_environment
 from helpers.folders import prepare
 
-MODEL = [
-    *("--arch", "relpos_transformer_xl_tiny", "--position-scheme", "transformer_xl"),
-    *("--decoder-layers", "2", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16"),
-    *("--decoder-attention-heads", "2", "--mem-len", "10", "--dropout", "0.1"),
-    *("--init-std", "0.3"),  # so that what is remembered matters from the first update
-]
+# --init-std: so that what is remembered matters from the first update
+MODEL = """--arch relpos_transformer_xl_tiny --position-scheme transformer_xl --decoder-layers 2 --decoder-embed-dim 16
+    --decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --mem-len 10 --dropout 0.1 --init-std 0.3""".split()
 TASK = ["--task", "segment_language_modeling", "--tokens-per-sample", "8"]
-TRAIN = [
-    *("--optimizer", "relpos_adam", "--lr", "3e-3", "--batch-size", "2"),
-    *("--criterion", "relpos_cross_entropy"),
-    *("--log-interval", "1", "--no-epoch-checkpoints", "--disable-validation"),
-    *("--distributed-world-size", "1"),
-]
+TRAIN = """--optimizer relpos_adam --lr 3e-3 --batch-size 2 --criterion relpos_cross_entropy --log-interval 1
+    --no-epoch-checkpoints --disable-validation --distributed-world-size 1""".split()
 
 
 def write_lines(path: Path, count: int, seed: int, words: bool = False) -> None:
@@ -81,26 +72,11 @@ def evaluate(data: Path, checkpoint: Path, *more: str | Path) -> str:
 
 
 def killed_after(update: int, data: Path, save_dir: Path, *more: str | Path) -> int:
-    """Train in another process, and kill it as soon as its log shows an update.
-
-    Returns:
-        Its exit status: -9 where it was killed.
-    """
-    script = Path(sys.executable).parent / "fairseq-train"
-    process = subprocess.Popen(
-        [str(script), *arguments(data, save_dir, *more)],
-        env=os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-    )
-    try:
+    """Train in another process, killed as soon as its log shows an update; its status, -9 where it was killed."""
+    script, environment = Path(sys.executable).parent / "fairseq-train", child_environment() | {"PYTHONUNBUFFERED": "1"}
+    how = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
+    with subprocess.Popen([script, *arguments(data, save_dir, *more)], **how) as process:
         for line in process.stdout:  # ends with the process
             if f"num_updates={update}," in line:
-                process.send_signal(signal.SIGKILL)
-                break
-        return process.wait(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+                process.kill()
+    return process.returncode

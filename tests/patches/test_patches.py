@@ -7,34 +7,45 @@ import shutil
 from argparse import Namespace
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from fairseq import checkpoint_utils, utils
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.data import TokenBlockDataset, data_utils, encoders, indexed_dataset
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.distributed.utils import _TensorPlaceholder
+from fairseq.distributed import utils as distributed
+from fairseq.file_io import PathManager
+from fairseq.modules import AdaptiveSoftmax
+from fairseq.modules.quantization.scalar import ops
 from fairseq.tasks import masked_lm
 from omegaconf import DictConfig, OmegaConf
 
 import relpos_fairseq  # noqa: F401
+from helpers import commands as cli
 from helpers.commands import relpos
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.patches.checkpoints import allow_checkpoint_types, load_or_explain, restore
+from relpos_fairseq.text.assets import read_text
 
 
-def batches(function, count: int) -> list[int]:
-    """The samples that are left of `count`, in batches of a multiple of 8."""
-    made = function(np.arange(count), lambda _: 3, max_tokens=40, required_batch_size_multiple=8)
-    return sorted(int(sample) for batch in made for sample in batch)
-
-
-def test_the_last_batch_is_kept() -> None:
-    """No sample is lost for not filling a batch of the required multiple."""
-    for count in (1, 7, 8, 37):
-        assert batches(data_utils.batch_by_size, count) == list(range(count))
-    assert len(batches(data_utils.batch_by_size.__wrapped__, 37)) < 37
-    none = np.array([], dtype=np.int64)
-    assert data_utils.batch_by_size(none, lambda _: 1, max_tokens=8) == []
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 37, 100])
+@pytest.mark.parametrize("limit", [{"max_sentences": 16}, {"max_tokens": 50}, {"max_sentences": 1}])
+@pytest.mark.parametrize("vector", [True, False])
+def test_the_last_batch_is_kept(count: int, limit: dict[str, int], vector: bool) -> None:
+    """No sample is lost for not filling a batch of the required multiple, and no batch is above its limit."""
+    sizes = np.random.default_rng(count).integers(1, 20, count)
+    order = np.argsort(sizes, kind="stable")
+    how = {"num_tokens_fn": lambda index: sizes[index], "required_batch_size_multiple": 8, **limit}
+    batches = data_utils.batch_by_size(order, num_tokens_vec=sizes[order] if vector else None, **how)
+    assert sorted(int(one) for batch in batches for one in batch) == [*range(count)]
+    for batch in batches:
+        assert len(batch) <= limit.get("max_sentences", count)
+        assert len(batch) * max(sizes[one] for one in batch) <= limit.get("max_tokens", 10**9)
+    if count % 8 > 1 and limit != {"max_sentences": 1}:
+        assert sum(map(len, data_utils.batch_by_size.__wrapped__(order, **how))) < count
 
 
 def test_a_sentence_that_is_not_fetched_ahead_is_read(tmp_path: Path) -> None:
@@ -62,12 +73,10 @@ def test_a_sample_above_max_tokens() -> None:
 
 def test_scalar_noise_on_a_cpu() -> None:
     """The scale is of the weight's own range, and a weight moves by no more than half a step of it."""
-    from fairseq.modules.quantization.scalar.ops import emulate_int
-
     weight = torch.linspace(-1, 1, 512)
-    rounded, scale, zero = emulate_int(weight, bits=8, method="histogram")
+    rounded, scale, zero = ops.emulate_int(weight, bits=8, method="histogram")
     assert (rounded - weight).abs().max() <= scale.item() and 0 < scale.item() < 2.1 / 255
-    torch.testing.assert_close(emulate_int(weight, 8, "histogram", scale, zero)[0], rounded)
+    torch.testing.assert_close(ops.emulate_int(weight, 8, "histogram", scale, zero)[0], rounded)
 
 
 def test_sentences_are_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +117,6 @@ def test_more_lines_than_tokens_keep_their_numbers() -> None:
 
 def test_swish_is_a_function() -> None:
     """Without the patch a layer of fairseq's gets a module where it wants its input's image."""
-    from fairseq import utils
-
     x = torch.linspace(-3, 3, 7)
     torch.testing.assert_close(utils.get_activation_fn("swish")(x), x * x.sigmoid())
     assert not isinstance(utils.get_activation_fn.__wrapped__("swish")(x), torch.Tensor)
@@ -122,7 +129,7 @@ def test_checkpoints_load_safely(tmp_path) -> None:
         "args": Namespace(arch="roberta"),
         "cfg": OmegaConf.create({"lr": [0.1], "name": "x"}),
         "meters": [np.float64(3.5), np.arange(3), np.float32(1)],
-        "task_state": {"ranks": [_TensorPlaceholder(0)], "read": defaultdict(list)},
+        "task_state": {"ranks": [distributed._TensorPlaceholder(0)], "read": defaultdict(list)},
     }
     torch.save(saved, path)
     loaded = torch.load(path, weights_only=True)
@@ -145,13 +152,11 @@ def test_a_task_with_its_own_bpe_asks_it() -> None:
 
 def test_overrides_of_later_options(caplog) -> None:
     """A checkpoint of ours that lacks an option takes it; what no option is stays out."""
-    from fairseq.checkpoint_utils import overwrite_args_by_name
-
     overrides = {"position_rope_scaling": "yarn", "decoder_layers": 3, "data": "d", "bpe_codes": 1}
     for name in ("relpos_transformer_lm_tiny", "transformer_lm"):
         model = {"_name": name, "decoder_layers": 2}
         config = OmegaConf.create({"model": model, "task": {"data": "c"}, "bpe": None})
-        overwrite_args_by_name(config, overrides)
+        checkpoint_utils.overwrite_args_by_name(config, overrides)
         later = {"position_rope_scaling": "yarn"} if "relpos" in name else {}
         assert config.model == {**model, "decoder_layers": 3, **later}
         assert config.task == {"data": "d"}
@@ -164,8 +169,6 @@ def test_overrides_of_later_options(caplog) -> None:
 
 def test_a_killed_copy_leaves_what_was_there(tmp_path, monkeypatch):
     """checkpoint_last.pt is a copy: half of one would be no checkpoint at all."""
-    from fairseq.file_io import PathManager
-
     old, new = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_1_2.pt"
     old.write_bytes(b"old")
     new.write_bytes(b"newer")
@@ -196,8 +199,6 @@ def config(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A process that meets no other; the backends that fairseq asks for."""
-    import fairseq.distributed.utils as distributed
-
     asked = []
 
     def join(cfg: FairseqConfig) -> int:
@@ -213,10 +214,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def call(config: DictConfig) -> list[int]:
     """The ranks that this process trained as."""
-    from fairseq.distributed.utils import call_main
-
     trained = []
-    call_main(config, lambda cfg: trained.append(cfg.distributed_training.distributed_rank))
+    distributed.call_main(config, lambda cfg: trained.append(cfg.distributed_training.distributed_rank))
     return trained
 
 
@@ -251,38 +250,37 @@ def test_processes_on_cpus_take_gloo(config, alone, monkeypatch, backend: str) -
     """Those of torchrun, and not nccl, fairseq's default; what was chosen stays."""
     assert config.distributed_training.distributed_backend == "nccl"
     config.distributed_training.distributed_backend = backend
-    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
-    for name, value in where.items():
+    for name, value in cli.places_of(2)[1].items():
         monkeypatch.setenv(name, value)
     assert call(config) == [1]
     assert alone == [{"nccl": "gloo"}.get(backend, backend)]
 
 
-def test_a_gpu_keeps_nccl(config, alone) -> None:
+@pytest.fixture
+def gpu(config: DictConfig) -> DictConfig:
+    """The same of a command that computes on the GPU."""
     if not config.common.cpu:
         pytest.skip("there is none")
     config.common.cpu = False
-    config.distributed_training.distributed_init_method = "tcp://localhost:29500"
-    config.distributed_training.distributed_no_spawn = True
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "set_device", lambda device: None)
-        call(config)
-    assert alone == ["nccl"]
+    yield config
     torch.distributed.destroy_process_group()
 
 
-def test_nodes_of_one_gpu_meet(config, alone, monkeypatch) -> None:
+def test_a_gpu_keeps_nccl(gpu, alone, monkeypatch) -> None:
+    gpu.distributed_training.distributed_init_method = "tcp://localhost:29500"
+    gpu.distributed_training.distributed_no_spawn = True
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    call(gpu)
+    assert alone == ["nccl"]
+
+
+def test_nodes_of_one_gpu_meet(gpu, alone, monkeypatch) -> None:
     """Torchrun's processes, for which fairseq looks only where a node has two GPUs."""
-    if not config.common.cpu:
-        pytest.skip("there is none")
-    config.common.cpu = False
-    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
-    for name, value in where.items():
+    for name, value in cli.places_of(2)[1].items():
         monkeypatch.setenv(name, value)
     devices = []
     monkeypatch.setattr(torch.cuda, "set_device", devices.append)
-    assert call(config) == [1] and alone == ["nccl"] and devices == [0]
-    torch.distributed.destroy_process_group()
+    assert call(gpu) == [1] and alone == ["nccl"] and devices == [0]
 
 
 def test_processes_on_cpus_train(config, alone) -> None:
@@ -296,17 +294,12 @@ def test_processes_on_cpus_train(config, alone) -> None:
 @pytest.mark.parametrize("several", [False, True])
 def test_adaptive_loss_on_one_process(alone, several: bool) -> None:
     """It refuses the default of --ddp-backend, which one process does not use."""
-    from types import SimpleNamespace
-
-    from fairseq.criterions.adaptive_loss import AdaptiveLoss
-    from fairseq.distributed.utils import distributed_init
-
     config = SimpleNamespace(ddp_backend="pytorch_ddp", sentence_avg=True)
     task = SimpleNamespace(target_dictionary=None)
     if not several:
         assert AdaptiveLoss.build_criterion(config, task).sentence_avg
         return
-    distributed_init(FairseqConfig())
+    distributed.distributed_init(FairseqConfig())
     try:
         with pytest.raises(Exception, match="legacy_ddp"):
             AdaptiveLoss.build_criterion(config, task)
@@ -316,10 +309,6 @@ def test_adaptive_loss_on_one_process(alone, several: bool) -> None:
 
 def test_adaptive_loss_needs_a_cutoff() -> None:
     """A model without an adaptive softmax is told what it lacks."""
-    from types import SimpleNamespace
-
-    from fairseq.criterions.adaptive_loss import AdaptiveLoss
-
     criterion = AdaptiveLoss(SimpleNamespace(target_dictionary=None), sentence_avg=True)
     for model in (SimpleNamespace(decoder=SimpleNamespace(adaptive_softmax=None)), SimpleNamespace()):
         with pytest.raises(ValueError, match="adaptive_loss needs a model with --adaptive-softmax-cutoff"):
@@ -329,11 +318,6 @@ def test_adaptive_loss_needs_a_cutoff() -> None:
 @pytest.mark.parametrize("sentence_avg", [False, True])
 def test_adaptive_loss_scores_every_word(sentence_avg: bool) -> None:
     """The loss is that of the model's own probabilities; the word that is 1 in its band is no padding, padding is."""
-    from types import SimpleNamespace
-
-    from fairseq.criterions.adaptive_loss import AdaptiveLoss
-    from fairseq.modules import AdaptiveSoftmax
-
     torch.manual_seed(1)
     softmax = AdaptiveSoftmax(12, 8, [4, 8], dropout=0.0).eval()
     criterion = AdaptiveLoss(SimpleNamespace(target_dictionary=SimpleNamespace(pad=lambda: 1)), sentence_avg)
@@ -356,20 +340,14 @@ def test_adaptive_loss_scores_every_word(sentence_avg: bool) -> None:
 @pytest.mark.parametrize("suffix", ["", "-shard0"])
 def test_a_checkpoint_to_restore_is_there(tmp_path, suffix: str) -> None:
     """Training from scratch is nothing that a wrong name may do; the default name may be of a first start."""
-    from types import SimpleNamespace
-
-    from fairseq import checkpoint_utils
-
     trainer = SimpleNamespace(checkpoint_suffix=suffix)
     absent = SimpleNamespace(restore_file=str(tmp_path / "model.pt"))
     with pytest.raises(ValueError, match=r"--restore-file .*model\.pt does not exist"):
         checkpoint_utils.load_checkpoint(absent, trainer)
     (tmp_path / f"model{suffix}.pt").touch()
     for name in ("checkpoint_last.pt", str(tmp_path / "new" / "checkpoint_last.pt"), absent.restore_file):
-        assert (
-            restore(lambda cfg, trainer: (None, cfg), SimpleNamespace(restore_file=name), trainer)[1].restore_file
-            == name
-        )
+        _, cfg = restore(lambda cfg, trainer: (None, cfg), SimpleNamespace(restore_file=name), trainer)
+        assert cfg.restore_file == name
 
 
 def test_another_dictionary_is_named() -> None:
@@ -392,19 +370,14 @@ def test_another_dictionary_is_named() -> None:
 
 def test_a_process_leaves_its_group(config: DictConfig, alone: list[str]) -> None:
     """Gloo's threads that outlive Python's can abort a training that has ended well."""
-    from fairseq.distributed.utils import distributed_main
-
     trained = []
-    distributed_main(0, trained.append, config, {})
+    distributed.distributed_main(0, trained.append, config, {})
     assert len(trained) == 1
     assert not torch.distributed.is_initialized()
 
 
 def test_damaged_data_are_not_read(tmp_path, capsys):
     """Size and time tell a change cheaply; the hash tells it where both were kept, if it is asked for."""
-    from relpos_fairseq.io.errors import UserError
-    from relpos_fairseq.text.assets import read_text
-
     text = tmp_path / "t.txt"
     text.write_text("".join(f"the cat sat on the mat {n}\n" for n in range(400)))
     out = tmp_path / "lm"
@@ -435,13 +408,10 @@ def test_damaged_data_are_not_read(tmp_path, capsys):
 
 @pytest.mark.parametrize("content", [b"", b"a b c\n", b"#version: 0.2\na\n", b"#version: x.y\na b\n", b"\xff\xfe"])
 def test_subwords_of_a_broken_file_name_it(tmp_path, content):
-    for name, options in (
-        ("subword_nmt", {"bpe_codes": "F"}),
-        ("sentencepiece", {"sentencepiece_model": "F"}),
-        ("gpt2", {"gpt2_encoder_json": "F", "gpt2_vocab_bpe": "F"}),
-    ):
-        path = tmp_path / "broken"
-        path.write_bytes(content)
+    path = tmp_path / "broken"
+    path.write_bytes(content)
+    subwords = {"subword_nmt": ["bpe_codes"], "sentencepiece": ["sentencepiece_model"]}
+    for name, options in (subwords | {"gpt2": ["gpt2_encoder_json", "gpt2_vocab_bpe"]}).items():
         given = dict.fromkeys(options, str(path))
         with pytest.raises(ValueError, match="broken is not ") as caught:
             encoders.build_bpe(Namespace(bpe=name, bpe_separator="@@", **given))

@@ -42,17 +42,14 @@ def test_hydra_trains_one_model(corpus: Corpus, tmp_path: Path) -> None:
     """It loads the plugin after fairseq has asked how processes meet."""
 
     def recipe(folder: str) -> list[str]:
-        return [
-            *("fairseq-hydra-train", "--config-dir", "examples/translation/config", "--config-name", "tiny"),
-            *(f"task.data={corpus.binary}", "task.source_lang=src", "task.target_lang=tgt", "common.cpu=true"),
-            *("model.position_scheme=t5", "optimization.max_update=3", f"checkpoint.save_dir={tmp_path / folder}"),
-            *("dataset.num_workers=0", "dataset.max_tokens=200"),
-        ]
+        where = f"task.data={corpus.binary} checkpoint.save_dir={tmp_path / folder} task.source_lang=src"
+        how = "common.cpu=true dataset.num_workers=0 dataset.max_tokens=200 optimization.max_update=3"
+        return f"{where} task.target_lang=tgt model.position_scheme=t5 {how}".split()
 
-    twice = (*recipe("one")[5:], "optimization.update_freq=[2]", f"common.user_dir={USER_DIR}")
+    twice = (*recipe("one"), "optimization.update_freq=[2]", f"common.user_dir={USER_DIR}")
     with cli.captured():
         _hydra_main(recipes.composed(cli.CONFIGS, "tiny", *twice))
-    said = cli.torchrun(*recipe("two"))
+    said = cli.torchrun("fairseq-hydra-train", "--config-dir", cli.CONFIGS, "--config-name", "tiny", *recipe("two"))
     assert said.count("training on 2 devices") == said.count("training on") == 1
     assert said.count("Saved checkpoint") == 1
     assert_same_model(tmp_path / "one", tmp_path / "two")
@@ -80,8 +77,7 @@ def test_two_processes_validate_as_one(corpus: Corpus, tmp_path: Path) -> None:
 
 
 def test_no_process_repeats_a_translation(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
-    for name, value in where.items():
+    for name, value in cli.places_of(2)[1].items():
         monkeypatch.setenv(name, value)
     flags = cli.generate_arguments(corpus, Path("absent.pt"), "--task", "translation")
     for tool in ("generate", "interactive"):

@@ -12,6 +12,7 @@ import torch
 
 from helpers import FULL, roberta
 from helpers import commands as cli
+from helpers.shell import Shell
 
 ENCODER = "--encoder-embed-dim 32 --encoder-ffn-embed-dim 48 --encoder-layers 2 --encoder-attention-heads 2"
 DECODER = ENCODER.replace("encoder", "decoder")
@@ -32,104 +33,57 @@ LM = "--task language_modeling --tokens-per-sample 16"
 CUTOFFS = "--criterion adaptive_loss --adaptive-input --adaptive-input-cutoff 8,16 --adaptive-softmax-cutoff 8,16"
 MLM = "--criterion masked_lm --tokens-per-sample 16"
 PAIRS = "--num-classes 2 --init-token 0 --max-positions 32 --batch-size 8"
-# Name: position scheme, architecture, data; flags of training; those of them that evaluation needs too.
-EXAMPLES: dict[str, tuple[str, str, str]] = {
-    "tied": (
-        "rope relpos_transformer pair",
-        f"{SMOOTHED} --share-decoder-input-output-embed --no-scale-embedding --layernorm-embedding "
-        "--activation-fn gelu --lr-scheduler inverse_sqrt --warmup-updates 2",
-        "",
-    ),
-    "untied": (
-        "alibi relpos_transformer pair",
-        f"{SMOOTHED} --encoder-normalize-before --decoder-normalize-before --update-freq 2 --left-pad-source",
-        "",
-    ),
-    "alignment": ("shaw relpos_transformer pair", ALIGNED, ""),
-    "LayerDrop": (
-        "rope/alibi relpos_transformer pair",
-        f"{SMOOTHED} --encoder-layerdrop 0.5 --decoder-layerdrop 0.5 --lr-scheduler tri_stage --warmup-steps 2 "
-        "--hold-steps 2 --decay-steps 4",
-        "",
-    ),
-    "quantisation noise": (
-        "t5 relpos_transformer pair",
-        f"{SMOOTHED} --quant-noise-pq 0.1 --quant-noise-pq-block-size 8 --optimizer nag --checkpoint-activations",
-        "",
-    ),
-    "R-drop": ("tupe relpos_transformer pair", DROPPED, ""),
-    "adaptive softmax": (
-        "deberta relpos_transformer pair",
-        "--criterion adaptive_loss --adaptive-softmax-cutoff 8,16",
-        "",
-    ),
-    "no cross-attention": ("kerple relpos_transformer pair", f"{SMOOTHED} --no-cross-attention", ""),
-    "moving average": (
-        "sinusoidal relpos_transformer pair",
-        f"{SMOOTHED} --store-ema --ema-decay 0.9 --decoder-input-dim 16 --decoder-output-dim 24",
-        "",
-    ),
-    "bf16": ("fire relpos_transformer pair", f"{SMOOTHED} --memory-efficient-bf16", ""),
-    "cut sources": (
-        "learned relpos_transformer pair",
-        f"{SMOOTHED} --truncate-source --max-source-positions 6",
-        "--truncate-source --max-source-positions 6",
-    ),
-    "best of several": (
-        "xpos relpos_transformer pair",
-        f"{SMOOTHED} --keep-best-checkpoints 2 --save-interval-updates 2 --best-checkpoint-metric bleu "
-        "--maximize-best-checkpoint-metric --eval-bleu",
-        "",
-    ),
-    "buckets": (
-        "none relpos_transformer pair",
-        f"{SMOOTHED} --num-batch-buckets 2 --batch-size 8 --sentence-avg --curriculum 1 --optimizer adafactor",
-        "",
-    ),
-    "back-translation": (
-        "m1 relpos_transformer mono",
-        f"{SMOOTHED} --task online_backtranslation {MONO} --share-all-embeddings",
-        MONO,
-    ),
-    "many-to-many": (
-        "pope relpos_transformer pair",
-        f"{SMOOTHED} --task translation_multi_simple_epoch {LANGS} --sampling-method temperature",
-        LANGS,
-    ),
-    "mBART": (
-        "m4m relpos_transformer pair",
-        f"{SMOOTHED} --task translation_from_pretrained_bart --langs src,tgt --share-all-embeddings",
-        "--langs src,tgt",
-    ),
-    "adaptive inputs": ("fox relpos_transformer_lm text", f"{LM} {CUTOFFS} --tie-adaptive-weights", ""),
-    "sentences": (
-        "cope relpos_transformer_lm text",
-        f"{LM} --criterion cross_entropy --share-decoder-input-output-embed --add-bos-token",
-        "",
-    ),
-    "many languages": (
-        "alibi+rope relpos_transformer_lm languages",
-        "--task multilingual_language_modeling --tokens-per-sample 16 --criterion cross_entropy",
-        "",
-    ),
-    "Transformer-XL": (
-        "transformer_xl relpos_transformer_xl text",
-        "--task segment_language_modeling --tokens-per-sample 8 --criterion cross_entropy --mem-len 8 --batch-size 4",
-        "--batch-size 4",
-    ),
-    "XLM-R": ("deberta_released relpos_roberta languages", f"--task multilingual_masked_lm {MLM}", ""),
-    "RoBERTa": (
-        "tupe_released relpos_roberta text",
-        f"--task masked_lm {MLM} --untie-weights-roberta --encoder-layerdrop 0.3 --lr-scheduler polynomial_decay "
-        "--total-num-update 10 --sample-break-mode eos --clip-norm 1",
-        "",
-    ),
-    "GLUE": (
-        "rel_scalar relpos_roberta pairs",
-        f"--task sentence_prediction --criterion sentence_prediction {PAIRS} --separator-token 2",
-        "--criterion sentence_prediction",
-    ),
-    "RACE": ("m2 relpos_roberta choices", f"--task sentence_ranking --criterion sentence_ranking {PAIRS}", ""),
+# Name: position scheme, architecture, data, and flags of training.
+EXAMPLES = {
+    "tied": f"rope relpos_transformer pair {SMOOTHED} --share-decoder-input-output-embed --no-scale-embedding "
+    "--layernorm-embedding --activation-fn gelu --lr-scheduler inverse_sqrt --warmup-updates 2",
+    "untied": f"alibi relpos_transformer pair {SMOOTHED} --encoder-normalize-before --decoder-normalize-before "
+    "--update-freq 2 --left-pad-source",
+    "alignment": f"shaw relpos_transformer pair {ALIGNED}",
+    "LayerDrop": f"rope/alibi relpos_transformer pair {SMOOTHED} --encoder-layerdrop 0.5 --decoder-layerdrop 0.5 "
+    "--lr-scheduler tri_stage --warmup-steps 2 --hold-steps 2 --decay-steps 4",
+    "quantisation noise": f"t5 relpos_transformer pair {SMOOTHED} --quant-noise-pq 0.1 --quant-noise-pq-block-size 8 "
+    "--optimizer nag --checkpoint-activations",
+    "R-drop": f"tupe relpos_transformer pair {DROPPED}",
+    "adaptive softmax": "deberta relpos_transformer pair --criterion adaptive_loss --adaptive-softmax-cutoff 8,16",
+    "no cross-attention": f"kerple relpos_transformer pair {SMOOTHED} --no-cross-attention",
+    "moving average": f"sinusoidal relpos_transformer pair {SMOOTHED} --store-ema --ema-decay 0.9 "
+    "--decoder-input-dim 16 --decoder-output-dim 24",
+    "bf16": f"fire relpos_transformer pair {SMOOTHED} --memory-efficient-bf16",
+    "cut sources": f"learned relpos_transformer pair {SMOOTHED} --truncate-source --max-source-positions 6",
+    "best of several": f"xpos relpos_transformer pair {SMOOTHED} --keep-best-checkpoints 2 --save-interval-updates 2 "
+    "--best-checkpoint-metric bleu --maximize-best-checkpoint-metric --eval-bleu",
+    "buckets": f"none relpos_transformer pair {SMOOTHED} --num-batch-buckets 2 --batch-size 8 --sentence-avg "
+    "--curriculum 1 --optimizer adafactor",
+    "back-translation": f"m1 relpos_transformer mono {SMOOTHED} --task online_backtranslation {MONO} "
+    "--share-all-embeddings",
+    "many-to-many": f"pope relpos_transformer pair {SMOOTHED} --task translation_multi_simple_epoch {LANGS} "
+    "--sampling-method temperature",
+    "mBART": f"m4m relpos_transformer pair {SMOOTHED} --task translation_from_pretrained_bart --langs src,tgt "
+    "--share-all-embeddings",
+    "adaptive inputs": f"fox relpos_transformer_lm text {LM} {CUTOFFS} --tie-adaptive-weights",
+    "sentences": f"cope relpos_transformer_lm text {LM} --criterion cross_entropy --share-decoder-input-output-embed "
+    "--add-bos-token",
+    "many languages": "alibi+rope relpos_transformer_lm languages --task multilingual_language_modeling "
+    "--tokens-per-sample 16 --criterion cross_entropy",
+    "Transformer-XL": "transformer_xl relpos_transformer_xl text --task segment_language_modeling "
+    "--tokens-per-sample 8 --criterion cross_entropy --mem-len 8 --batch-size 4",
+    "XLM-R": f"deberta_released relpos_roberta languages --task multilingual_masked_lm {MLM}",
+    "RoBERTa": f"tupe_released relpos_roberta text --task masked_lm {MLM} --untie-weights-roberta "
+    "--encoder-layerdrop 0.3 --lr-scheduler polynomial_decay --total-num-update 10 --sample-break-mode eos "
+    "--clip-norm 1",
+    "GLUE": f"rel_scalar relpos_roberta pairs --task sentence_prediction --criterion sentence_prediction {PAIRS} "
+    "--separator-token 2",
+    "RACE": f"m2 relpos_roberta choices --task sentence_ranking --criterion sentence_ranking {PAIRS}",
+}
+# Those flags that evaluation needs too.
+AGAIN = {
+    "cut sources": "--truncate-source --max-source-positions 6",
+    "back-translation": MONO,
+    "many-to-many": LANGS,
+    "mBART": "--langs src,tgt",
+    "Transformer-XL": "--batch-size 4",
+    "GLUE": "--criterion sentence_prediction",
 }
 
 
@@ -146,13 +100,10 @@ def data(tmp_path_factory) -> dict[str, Path]:
     cli.binarise(raw, pair, "--align-suffix", "align")
     shutil.copytree(pair, mono)
     words = shutil.copy(pair / "dict.src.txt", mono / "dict.txt")
-    for side, places in {
-        "src": (mono / "src", text, languages / "src"),
-        "tgt": (mono / "tgt", languages / "tgt"),
-    }.items():
-        for place in places:
-            files = ["--trainpref", raw / f"train.{side}", "--validpref", raw / f"valid.{side}"]
-            cli.call("preprocess", "--only-source", *files, "--srcdict", words, "--destdir", place)
+    for place in (mono / "src", text, languages / "src", mono / "tgt", languages / "tgt"):
+        side = "tgt" if place.name == "tgt" else "src"
+        files = ["--trainpref", raw / f"train.{side}", "--validpref", raw / f"valid.{side}"]
+        cli.call("preprocess", "--only-source", *files, "--srcdict", words, "--destdir", place)
     shutil.copy(words, languages / "dict.txt")
     pairs, choices = roberta.write_pairs(folder / "pairs"), folder / "choices"
     shutil.copytree(pairs, choices)
@@ -165,17 +116,18 @@ def data(tmp_path_factory) -> dict[str, Path]:
 
 
 # The first of each architecture; with RELPOS_ONNX=full all of them.
-DRAWN = {EXAMPLES[name][0].split()[1]: name for name in reversed(EXAMPLES)}.values()
+DRAWN = {EXAMPLES[name].split()[1]: name for name in reversed(EXAMPLES)}.values()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example(name: str, data: dict[str, Path], tmp_path: Path, capsys) -> None:
+def test_an_example(name: str, data: dict[str, Path], tmp_path: Path, shell: Shell) -> None:
     """Six updates are three and three; fairseq's evaluation finds training's loss, and our commands its outputs."""
     for logger in ("fairseq", "relpos_fairseq"):  # our commands silence them
         logging.getLogger(logger).setLevel(logging.INFO)
-    (scheme, arch, kind), flags, again = EXAMPLES[name][0].split(), *EXAMPLES[name][1:]
+    scheme, arch, kind, flags = EXAMPLES[name].split(maxsplit=3)
+    again = AGAIN.get(name, "")
     task = (re.findall(r"--task (\S+)", flags) or ["translation"])[0]
     given = [data[kind], "--user-dir", cli.USER_DIR, "--arch", arch, *f"{SIZES[arch]} {TRAIN} {flags}".split()]
     given += ["--position-scheme", scheme, "--save-dir"]
@@ -189,9 +141,8 @@ def test_an_example(name: str, data: dict[str, Path], tmp_path: Path, capsys) ->
 
     where = [data[kind], "--user-dir", cli.USER_DIR, "--path", checkpoint, "--task", task, *cli.QUIET, *again.split()]
     where += [] if "--batch-size" in again else ["--max-tokens", "200"]
-    assert cli.losses(cli.call("validate", *where), "valid")[-1] == pytest.approx(
-        cli.losses(said, "valid")[-1], abs=2e-3
-    )
+    trained, validated = (cli.losses(text, "valid")[-1] for text in (said, cli.call("validate", *where)))
+    assert validated == pytest.approx(trained, abs=2e-3)
     if arch == "relpos_transformer":
         sides = [] if kind == "mono" else ["--source-lang", "src", "--target-lang", "tgt"]
         said = cli.call("generate", *where, *sides, "--gen-subset", "valid", "--max-len-b", "6", "--beam", "3")
@@ -200,19 +151,15 @@ def test_an_example(name: str, data: dict[str, Path], tmp_path: Path, capsys) ->
         if task != "online_backtranslation":
             languages = ["--source-lang", "src", "--target-lang", "tgt"] if "simple_epoch" in task else []
             more = [*languages, "--on-long-line", "cut"] if "--truncate-source" in again else languages
-            arguments = ["--beam", "3", "--max-len-b", "6", "--cpu", *more]
-            capsys.readouterr()
-            assert cli.relpos("translate", checkpoint, data["lines"], *arguments) == 0
-            assert capsys.readouterr().out.split("\n")[:-1] == [found[number] for number in sorted(found)]
+            said = shell("translate --beam 3 --max-len-b 6 --cpu", checkpoint, data["lines"], *more)
+            assert said.split("\n")[:-1] == [found[number] for number in sorted(found)]
     elif arch != "relpos_roberta":
         lengths = ["--tokens-per-sample", re.findall(r"--tokens-per-sample (\S+)", flags)[0]]
         assert "Perplexity" in cli.call("eval_lm", *where, "--gen-subset", "valid", *lengths)
-        assert cli.relpos("sample", checkpoint, "--prompt", "w1 w2", "--tokens", "3", "--cpu") == 0
+        shell("sample --prompt 'w1 w2' --tokens 3 --cpu", checkpoint)
     elif task != "sentence_ranking":
         (tmp_path / "in").write_text("w1 w2\tw1\n" if task == "sentence_prediction" else "w1 <mask>\n")
-        job = "classify" if task == "sentence_prediction" else "fill"
-        assert cli.relpos(job, checkpoint, tmp_path / "in", "--cpu") == 0, capsys.readouterr().err
-    average = [checkpoint, *(["--ema"] if "--store-ema" in flags else [resumed])]
-    assert cli.relpos("average", *average, "--out", tmp_path / "average.pt") == 0
+        shell(f"{'classify' if task == 'sentence_prediction' else 'fill'} straight/checkpoint_last.pt in --cpu")
+    shell("average --out average.pt", checkpoint, "--ema" if "--store-ema" in flags else resumed)
     if FULL or name in DRAWN:
-        assert cli.relpos("plot", checkpoint, "--out", tmp_path / "plot") == 0, capsys.readouterr().err
+        shell("plot --out plot", checkpoint)
