@@ -244,18 +244,12 @@ def _evaluate(path: Path) -> int:
     return relpos("evaluate", "qa", files["q.json"], "--predictions", files["a.json"], "--null-odds", files["o.json"])
 
 
-def _beside(write: Callable[[Path], object], name: str) -> Callable[[Path], Path]:
+def _with(write: Callable[[Path], object], name: str, content: Any = None) -> Callable[[Path], Path]:
+    """What writes a folder's files, of which this one is broken; content: it is written too."""
+
     def both(folder: Path) -> Path:
         write(folder)
-        return folder / name
-
-    return both
-
-
-def _with(write: Callable[[Path], object], name: str, content: Any) -> Callable[[Path], Path]:
-    def both(folder: Path) -> Path:
-        write(folder)
-        return written(folder, name, content)
+        return folder / name if content is None else written(folder, name, content)
 
     return both
 
@@ -289,7 +283,7 @@ def _bpe(path: Path) -> None:
 
 def _table(task: str) -> Format:
     """GLUE's table of a task."""
-    write = _beside(lambda f: shutil.copytree(write_glue(f / "glue") / task, f / task), f"{task}/train.tsv")
+    write = _with(lambda f: shutil.copytree(write_glue(f / "glue") / task, f / task), f"{task}/train.tsv")
     columns = GLUE[task].columns
     return Format(f"table of {task}", write, lambda p: list(read_examples(TableFile(p, columns), GLUE[task])), "lines")
 
@@ -350,19 +344,19 @@ NEEDED = r"^data$|paragraphs$|context$|qas$|/id$|question$|answer_start$"
 NOTHING: Callable[[Path], object] = lambda folder: None  # noqa: E731
 FORMATS = [
     Format("questions", _questions, _evaluate, needed=NEEDED),
-    Format("predictions", _beside(_questions, "a.json"), _evaluate, needed="twice"),
-    Format("odds", _beside(_questions, "o.json"), _evaluate),
-    Format("tokenizer.json", _beside(write_tokenizer, "tokenizer.json"), _vocabulary, needed="^model$|^model/vocab$"),
-    Format("dict.txt", _beside(write_tokenizer, "dict.txt"), _vocabulary, "lines"),
-    Format("vocab.json", _beside(bpe_folder, "vocab.json"), _tokenizer),
-    Format("merges.txt", _beside(bpe_folder, "merges.txt"), _tokenizer, "lines"),
-    Format("vocab.txt", _beside(wordpiece_folder, "vocab.txt"), _tokenizer, "lines"),
+    Format("predictions", _with(_questions, "a.json"), _evaluate, needed="twice"),
+    Format("odds", _with(_questions, "o.json"), _evaluate),
+    Format("tokenizer.json", _with(write_tokenizer, "tokenizer.json"), _vocabulary, needed="^model$|^model/vocab$"),
+    Format("dict.txt", _with(write_tokenizer, "dict.txt"), _vocabulary, "lines"),
+    Format("vocab.json", _with(bpe_folder, "vocab.json"), _tokenizer),
+    Format("merges.txt", _with(bpe_folder, "merges.txt"), _tokenizer, "lines"),
+    Format("vocab.txt", _with(wordpiece_folder, "vocab.txt"), _tokenizer, "lines"),
     Format("tokenizer_config.json", _with(wordpiece_folder, "tokenizer_config.json", TOLD), _tokenizer),
     Format("added_tokens.json", _with(wordpiece_folder, "added_tokens.json", {"covid19": 90, "x1": 91}), _tokenizer),
     Format("special tokens", _with(wordpiece_folder, "special_tokens_map.json", {"cls_token": "@c"}), _tokenizer),
-    Format("spm.model", _beside(lambda f: sentencepiece_folder(f, "spm.model"), "spm.model"), _tokenizer, ""),
+    Format("spm.model", _with(lambda f: sentencepiece_folder(f, "spm.model"), "spm.model"), _tokenizer, ""),
     Format(
-        "sentencepiece", _beside(lambda f: sentencepiece_folder(f, "m.model"), "m.model"), _split("sentencepiece"), ""
+        "sentencepiece", _with(lambda f: sentencepiece_folder(f, "m.model"), "m.model"), _split("sentencepiece"), ""
     ),
     Format("merges", lambda f: written(f, "codes", MERGES), _split("subword-nmt"), "lines"),
     Format("merges of --bpe", lambda f: written(f, "codes", MERGES), _bpe, "lines"),
