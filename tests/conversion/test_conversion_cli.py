@@ -10,6 +10,7 @@ import torch
 
 from helpers.commands import call, load
 from helpers.conversion import ROWS, as_plain, fairseq_roberta, model_of
+from helpers.formats import STYLES
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
 from relpos_fairseq.conversion.report import Probe
 from relpos_fairseq.formats.base import FORMATS, read_encoder
@@ -17,8 +18,6 @@ from relpos_fairseq.formats.exported import TYPES
 from relpos_fairseq.formats.huggingface_folder import FAMILIES
 from relpos_fairseq.formats.on_load import prepare
 from relpos_fairseq.models.building import build_roberta, outputs_of
-
-STYLES = ("argparse", "legacy", "dataclass")
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,7 @@ def test_nothing_is_lost_of_odd_folders():
         assert read_encoder(folder).ledger.lost == [], folder.name
 
 
-def novel(source) -> None:
-    """A key that changes outputs."""
-    config(attention_bias_kind="novel")(source)
-
-
+novel = config(attention_bias_kind="novel")  # a key that changes outputs
 NOVEL = "config key attention_bias_kind ('novel')"
 NORMED = checkpoint(lambda state: state["cfg"]["model"].update(spectral_norm_classification_head=True))
 AVERAGES = checkpoint(lambda state: state["extra_state"].update(ema={"a": torch.zeros(1)}))

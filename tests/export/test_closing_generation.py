@@ -158,7 +158,7 @@ def test_what_differs_is_not_exported(kind, name, ways, monkeypatch, request):
     spoil, said = (SPOILT | CODE)[name]
     if name in SPOILT:
         request.getfixturevalue("opener_stays")
-    spoilt_before(monkeypatch, "check_generating", lambda folder: spoil(folder, kind))
+    spoilt_before(monkeypatch, transformers_folder, "check_generating", lambda folder: spoil(folder, kind))
     generating(kind, ways.here)
     error = ways.unexported()
     assert "is not written" in error and said in error

@@ -266,7 +266,7 @@ DAMAGED = {
 def test_a_damaged_export_is_one_line(served, ways, said):
     shutil.copytree(served, ways / "served")
     DAMAGED[said](ways / "served")
-    printed = ways.run("translate", ways / "served", ways / "in.txt", "--cpu", status=2)
+    printed = ways.run("translate", ways / "served", ways / "served" / ct2.REPORT, "--cpu", status=2)
     error = printed.strip().splitlines()[-1]
     assert error.startswith(f"error: {ways / 'served'}") and said in error and "export the checkpoint ag" in error
 

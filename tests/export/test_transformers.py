@@ -9,12 +9,13 @@ from cases import ENCODERS, LIKE_OTHERS
 from helpers import FULL, roberta
 from helpers.conversion import config, random_state
 from helpers.exported import write_checkpoint
-from helpers.formats import change_checkpoint, deberta
+from helpers.formats import change_checkpoint
 from relpos_fairseq.export.transformers import AUTO
 from relpos_fairseq.models.building import build_roberta
 from relpos_fairseq.saved.checkpoint import checkpoint_of
 
-SCHEMES = [name for name in ENCODERS if FULL or name not in LIKE_OTHERS]
+# DeBERTa's has one table of all layers.
+SCHEMES = [name for name in ENCODERS if FULL or name not in LIKE_OTHERS - {"deberta_released"}]
 
 
 def exported(ways, scheme, **values):
@@ -74,16 +75,3 @@ def test_every_auto_class_saves_and_loads(name, ways):
         assert torch.equal(value, saved[key]), key
     tokens = torch.randint(4, 20, (2, 3, 6) if name == "AutoModelForMultipleChoice" else (2, 6))
     torch.testing.assert_close(again(tokens)[0], model(tokens)[0], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["v1", "v2-own"])
-def test_tables_that_layers_share_are_saved_again(name, ways):
-    """DeBERTa's one table of all layers."""
-    deberta(ways / "first", name)
-    ways.convert()
-    ways.export()
-    model = ways.opened("out", "AutoModelForMaskedLM")
-    model.save_pretrained(ways / "again")
-    again = ways.opened("again", "AutoModelForMaskedLM")
-    tokens = torch.randint(4, 40, (2, 9))
-    torch.testing.assert_close(again(tokens).logits, model(tokens).logits, rtol=1e-6, atol=1e-6)

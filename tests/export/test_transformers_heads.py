@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from helpers.exported import computing_otherwise, spoilt_before, write_checkpoint
 from helpers.formats import change, change_checkpoint, change_tensors
+from relpos_fairseq.export import transformers_folder
 from relpos_fairseq.formats.base import read_encoder
 from relpos_fairseq.heads import CHOICES, CLASSIFIER, HEAD, SPANS, TOKENS
 
@@ -180,7 +181,7 @@ ALONE = partial(computing_otherwise, line="found.logits *= 1 + (len(found.logits
 def test_what_differs_is_not_exported(kind, spoil, said, ways, monkeypatch, request):
     if spoil in (heavier, renamed):  # no code
         request.getfixturevalue("opener_stays")
-    head, values = CASES[kind]
-    spoilt_before(monkeypatch, "check_written", lambda folder: spoil(folder, f"RelPos{head.suffix}"))
+    cls, values = f"RelPos{CASES[kind][0].suffix}", CASES[kind][1]
+    spoilt_before(monkeypatch, transformers_folder, "check_written", lambda folder: spoil(folder, cls))
     write_checkpoint(ways.here, "bpe", **values)
     assert said in ways.unexported()

@@ -10,7 +10,6 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from helpers.conversion import config, random_state
 from helpers.lm_models import randomized
-from relpos_fairseq.export import transformers_folder
 from relpos_fairseq.models.building import build_generating, build_roberta
 from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
 from relpos_fairseq.saved.checkpoint import OURS, checkpoint_of
@@ -89,15 +88,15 @@ def generating(kind: str, folder, text: bool = True, scheme: str = "m4", **more)
     return folder / "model.pt"
 
 
-def spoilt_before(monkeypatch, check: str, spoil) -> None:
-    """Let a folder be spoilt when it is whole, as a release or a file would, before a check of an export."""
-    original = getattr(transformers_folder, check)
+def spoilt_before(monkeypatch, module, check: str, spoil) -> None:
+    """Let a folder be spoilt when it is whole, as a release or a file would, before a check of a module's."""
+    original = getattr(module, check)
 
     def spoilt(folder, *given, **how):
         spoil(folder)
         return original(folder, *given, **how)
 
-    monkeypatch.setattr(transformers_folder, check, spoilt)
+    monkeypatch.setattr(module, check, spoilt)
 
 
 def computing_otherwise(folder, cls: str, line: str) -> None:

@@ -176,20 +176,20 @@ def with_template(folder: Path, template: str, kind: str = "pair") -> None:
     (folder / "tokenizer.json").write_text(json.dumps(state))
 
 
-def _saved(place: Callable[[Path], Path], save: Callable[[Path], object]) -> Callable[[Path], Path]:
+def _file(name: str, save: Callable[[Path], object]) -> Callable[[Path], Path]:
     """A format that is a file in a folder."""
 
     def make(folder: Path) -> Path:
         folder.mkdir(exist_ok=True)
-        save(folder)
-        return place(folder)
+        save(folder / name)
+        return folder / name
 
     return make
 
 
-def _xl(folder: Path) -> None:
-    original.save(original.model(20), folder / "model.pt")
-    (folder / "vocab.txt").write_text("".join(f"w{number}\n" for number in range(20)))
+def _xl(path: Path) -> None:
+    original.save(original.model(20), path)
+    path.with_name("vocab.txt").write_text("".join(f"w{number}\n" for number in range(20)))
 
 
 def _exported(checkpoint: Callable[[Path], Path]) -> Callable[[Path], Path]:
@@ -199,11 +199,6 @@ def _exported(checkpoint: Callable[[Path], Path]) -> Callable[[Path], Path]:
         return folder
 
     return make
-
-
-def _ours(folder: Path) -> Path:
-    folder.mkdir()
-    return write_checkpoint(folder, "wordpiece", "learned", classes=3)[1]
 
 
 def _translation(folder: Path) -> Path:
@@ -217,6 +212,8 @@ def folder_of(make: Callable, *given: Any, **values: Any) -> Callable[[Path], Pa
     return lambda folder: make(folder, *given, **values) and folder
 
 
+STYLES = ("argparse", "legacy", "dataclass")
+OURS = _file("model.pt", lambda path: write_checkpoint(path.parent, "wordpiece", "learned", classes=3))
 # How a source of each format is made below a folder, which is what `relpos convert` is given.
 FORMATS: dict[str, Callable[[Path], Path]] = {
     "bert": folder_of(encoder, "BertForMaskedLM"),
@@ -228,13 +225,11 @@ FORMATS: dict[str, Callable[[Path], Path]] = {
     "deberta v2": folder_of(deberta, "v2-own"),
     "deberta v3": folder_of(deberta, "v3"),
     "marian": folder_of(marian),
-    "opennmt": _saved(lambda f: f / "step_1.pt", lambda f: opennmt(max_relative_positions=3).save(f / "step_1.pt")),
-    "xl": _saved(lambda f: f / "model.pt", _xl),
-    "argparse": _saved(lambda f: f / "argparse.pt", lambda f: fairseq_roberta(f, "argparse")),
-    "legacy": _saved(lambda f: f / "legacy.pt", lambda f: fairseq_roberta(f, "legacy")),
-    "dataclass": _saved(lambda f: f / "dataclass.pt", lambda f: fairseq_roberta(f, "dataclass")),
-    "ours": _ours,
-    "exported": _exported(_ours),
+    "opennmt": _file("step_1.pt", lambda path: opennmt(max_relative_positions=3).save(path)),
+    "xl": _file("model.pt", _xl),
+    **{style: _file(f"{style}.pt", lambda path: fairseq_roberta(path.parent, path.stem)) for style in STYLES},
+    "ours": OURS,
+    "exported": _exported(OURS),
     "translation": _exported(_translation),
 }
 

@@ -23,10 +23,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, reach: int, bias: bool) -> None:
         super().__init__()
         self.heads, self.reach, dim = heads, reach, width // heads
-        self.linear_keys = nn.Linear(width, width, bias=bias)
-        self.linear_values = nn.Linear(width, width, bias=bias)
-        self.linear_query = nn.Linear(width, width, bias=bias)
-        self.final_linear = nn.Linear(width, width, bias=bias)
+        for name in ("linear_keys", "linear_values", "linear_query", "final_linear"):
+            self.add_module(name, nn.Linear(width, width, bias=bias))
         if reach:
             self.relative_positions_embeddings = nn.Embedding(2 * reach + 1, dim)
 

@@ -39,12 +39,8 @@ SHAPE = {"embed_dim": 16, "ffn_embed_dim": 16, "layers": 1, "attention_heads": 2
 SIDES = ("encoder", "decoder")
 SIDES_OF = {"translation": SIDES, "language_modeling": SIDES[1:]}
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
-POSITIONS = {
-    "model.position_scheme": "shaw",
-    "model.position_clip_distance": 3,
-    "model.position_share": "heads",
-    "model.attention_backend": "reference",
-}
+POSITIONS = {"model.position_scheme": "shaw", "model.position_clip_distance": 3}
+POSITIONS |= {"model.position_share": "heads", "model.attention_backend": "reference"}
 # What makes the data of a task small.
 OF_TASK = {
     "translation": "task.source_lang=src task.target_lang=tgt dataset.max_tokens=500",
@@ -102,18 +98,16 @@ def shrunken(name: str, data: dict[str, Path]) -> list[str]:
     sides = SIDES_OF.get(name.split("/")[0], SIDES[:1])
     more += [f"model.{side}_{key}={value}" for side in sides for key, value in SHAPE.items()]
     more += [f"++lr_scheduler.warmup_updates={2 if task != 'segment_language_modeling' else 0}"]
-    if "total_num_update" in known["lr_scheduler"]:
-        more.append(f"++lr_scheduler.total_num_update={UPDATES}")
-    if (known["checkpoint"].get("save_interval_updates") or 0) > 0:
-        more.append("++checkpoint.save_interval_updates=2")
-    if "finetune_from_model" in known["checkpoint"]:
-        more.append("++checkpoint.finetune_from_model=null")
-    if "max_epoch" in known["optimization"]:
-        more.append("++optimization.max_epoch=9")
-    if (known["optimization"].get("update_freq") or [1])[0] > 1:
-        more.append("++optimization.update_freq=[2]")
-    if task == "sentence_prediction" and not regression:
-        more.append("++task.num_classes=2")
+    saving, optimized = known["checkpoint"], known["optimization"]
+    where = {
+        f"lr_scheduler.total_num_update={UPDATES}": "total_num_update" in known["lr_scheduler"],
+        "checkpoint.save_interval_updates=2": (saving.get("save_interval_updates") or 0) > 0,
+        "checkpoint.finetune_from_model=null": "finetune_from_model" in saving,
+        "optimization.max_epoch=9": "max_epoch" in optimized,
+        "optimization.update_freq=[2]": (optimized.get("update_freq") or [1])[0] > 1,
+        "task.num_classes=2": task == "sentence_prediction" and not regression,
+    }
+    more += [f"++{value}" for value, needed in where.items() if needed]
     if "wt103" in name:
         more += [f"++model.adaptive_{side}_cutoff='6,9'" for side in ("input", "softmax")]
     return [*more, *(f"++{value}" for value in OF_TASK[task].split())]

@@ -22,7 +22,6 @@ from relpos_fairseq.lab.comparison.run import code_version
 SITE = Path(sysconfig.get_path("purelib"))
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 OFFLINE = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
-TOOLS = {"fairseq-train": "train", "fairseq-hydra-train": "hydra_train"}
 # Of examples/ the pages and what runs; tables of results, pages of a report and pictures stay behind.
 KINDS = (".md", ".yaml", ".sh", ".sbatch", ".py")
 pytestmark = pytest.mark.slow
@@ -79,9 +78,10 @@ def environment(folder: Path, *installed: str | Path) -> Path:
     place = Path(fairseq.__file__).parent
     for name in ("fairseq", "fairseq_cli"):
         shutil.copytree(place.with_name(name), site / name)
-    for name, module in TOOLS.items():
-        (programs / name).write_text(f'#!/bin/sh\nexec "{programs}/python" -m fairseq_cli.{module} "$@"\n')
-        (programs / name).chmod(0o755)
+    for name in ("train", "hydra_train"):
+        program = programs / f"fairseq-{name.replace('_', '-')}"
+        program.write_text(f'#!/bin/sh\nexec "{programs}/python" -m fairseq_cli.{name} "$@"\n')
+        program.chmod(0o755)
     run(*PIP, "--python", programs / "python", "install", *OFFLINE, *installed, cwd=folder)
     return programs
 
