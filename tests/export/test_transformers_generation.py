@@ -9,6 +9,7 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 
 from helpers import FULL
+from helpers.commands import train
 from helpers.exported import fairseqs, generating
 from helpers.models import small_config, small_task
 from helpers.twins import language, translation, values_of, with_memory
@@ -135,16 +136,24 @@ def continuations_end(model, twin) -> bool:
     return ended > 0
 
 
-def test_a_checkpoint_becomes_a_folder(translator, ways):
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory):
+    """A translation model of one update."""
+    folder = tmp_path_factory.mktemp("trained")
+    train(corpus, folder / "model", "--position-scheme", "m4", "--max-update", "1")
+    return folder / "model" / "checkpoint_last.pt"
+
+
+def test_a_checkpoint_becomes_a_folder(trained, ways):
     """Text in, text out; saved again and loaded again; the card says what is known."""
-    ways.export(translator)
+    ways.export(trained)
     tokenizer, model = ways.tokenizer("out"), ways.opened("out", "AutoModelForSeq2SeqLM")
     source = tokenizer(["w1 w2 w3", "w4"], padding=True, return_tensors="pt")
     assert source["input_ids"][1].tolist()[1:] == [2, 1, 1]
     found = model.generate(**source, num_beams=3, max_new_tokens=8)
     texts = [tokenizer.decode(row, skip_special_tokens=True) for row in found]
-    assert texts == fairseqs(translator, source["input_ids"])
-    model.save_pretranslator(ways / "again")
+    assert texts == fairseqs(trained, source["input_ids"])
+    model.save_pretrained(ways / "again")
     again = ways.opened("again", "AutoModelForSeq2SeqLM")
     labels = source["input_ids"].masked_fill(source["input_ids"] == 1, -100)
     before, after = (one(**source, labels=labels) for one in (model, again))
@@ -154,14 +163,14 @@ def test_a_checkpoint_becomes_a_folder(translator, ways):
 
 
 @pytest.mark.parametrize("kind", [*OURS][1:])
-def test_the_way_back(kind, translator, ways):
+def test_the_way_back(kind, trained, ways):
     """What transformers saved again is a checkpoint of the same model, with its text."""
     two = kind == "relpos_transformer"
-    checkpoint = translator if two else generating(kind, ways.here, scheme="shaw")
+    checkpoint = trained if two else generating(kind, ways.here, scheme="shaw")
     ways.export(checkpoint)
     model = ways.opened("out", "AutoModelForSeq2SeqLM" if two else "AutoModelForCausalLM")
     next(model.parameters()).add_(0.5)  # as a training does
-    model.save_pretranslator(ways / "saved")
+    model.save_pretrained(ways / "saved")
     shutil.copytree(ways / "out/text", ways / "saved/text")
     ways.convert("saved", "back")
     loaded, task = SavedModel.open(ways / "back/model.pt").build_anyway(ways / "back/text")

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from helpers import FULL, ROOT
-from helpers.commands import relpos
+from helpers.commands import relpos, train
 from helpers.exported import fairseqs, hub_of, write_checkpoint
 from helpers.formats import FORMATS, change_checkpoint
 from helpers.releases import installed, run_in
@@ -32,6 +32,14 @@ TASK |= {"init_token": 0, "separator_token": 2}
 def interpreter(tmp_path_factory):
     """What gives the Python with a release, which all tests share."""
     return partial(installed, tmp_path_factory.mktemp("environments"))
+
+
+@pytest.fixture(scope="module")
+def translator(corpus, tmp_path_factory):
+    """A translation model of one update."""
+    folder = tmp_path_factory.mktemp("translated") / "model"
+    train(corpus, folder, "--position-scheme", "m4", "--max-update", "1")
+    return folder / "checkpoint_last.pt"
 
 
 # What the checkpoint of a folder has, and the head that is asked.
