@@ -286,6 +286,13 @@ def shell(
 
 
 @pytest.fixture
+def no_grad() -> Iterator[None]:
+    """Nothing is kept for gradients."""
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
 def opener_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process that opens folders, which begins in seconds, outlives a refusal where the folder's code is ours."""
     from relpos_fairseq.formats import closing_check

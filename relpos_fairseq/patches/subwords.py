@@ -18,9 +18,8 @@ def subword_nmt(original: Callable, bpe: Any, cfg: Any) -> None:
     if not cfg.bpe_codes:
         original(bpe, cfg)
         return
-    merges = load_merges(file_utils.cached_path(cfg.bpe_codes), separator=cfg.bpe_separator)
-    original(bpe, cfg)
-    bpe.bpe = merges
+    bpe.bpe = load_merges(file_utils.cached_path(cfg.bpe_codes), separator=cfg.bpe_separator)
+    bpe.bpe_symbol = f"{cfg.bpe_separator} "
 
 
 def sentencepiece(original: Callable, bpe: Any, cfg: Any) -> None:

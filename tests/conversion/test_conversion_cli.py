@@ -10,6 +10,7 @@ import torch
 
 from helpers.commands import call, load
 from helpers.conversion import ROWS, as_plain, fairseq_roberta, model_of
+from helpers.formats import STYLES
 from helpers.roberta import ARCH, MASKED_LM, OPTIMIZE, write_packed
 from relpos_fairseq.conversion.report import Probe
 from relpos_fairseq.formats.base import FORMATS, read_encoder
@@ -17,8 +18,6 @@ from relpos_fairseq.formats.exported import TYPES
 from relpos_fairseq.formats.huggingface_folder import FAMILIES
 from relpos_fairseq.formats.on_load import prepare
 from relpos_fairseq.models.building import build_roberta, outputs_of
-
-STYLES = ("argparse", "legacy", "dataclass")
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +55,8 @@ def test_fairseqs_tools_load_what_was_written(ways, plain):
     (path.parent / "dict.txt").write_text(words)
     ways.convert(path, "ours", "--approximate", to="m4")
     assert (ways / "ours/dict.txt").read_text() == words
-    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task(
-        [str(ways / "ours/model.pt")], arg_overrides={"data": str(ways / "ours")}
-    )
+    given = [str(ways / "ours/model.pt")], {"data": str(ways / "ours")}
+    models, cfg, task = checkpoint_utils.load_model_ensemble_and_task(*given)
     assert cfg.model.position_scheme == "m4"
     assert task.mask_idx == ROWS - 1
     assert models[0].eval()(torch.tensor([[0, 5, 6, 2]]))[0].shape == (1, 4, ROWS)
@@ -71,14 +69,12 @@ def test_to_and_fro_by_the_command(ways, plain):
     assert load(ways / "second.pt")["cfg"]["model"]["max_positions"] == 31
 
 
+SMALLER = ("--position-sandwich-dim", "8")
 # The first scheme, the conversion, what it says, and the least difference, or the largest of an exact one.
 MEASURED = {
     "dropped": ("", "m4", (), ["learned is dropped", "the mean of the dropped positions is added to ev"], 1e-3),
     # Not an error that asks for a report, nor silently another function.
-    "another option": (
-        *("learned+sandwich", "learned+sandwich", ("--position-sandwich-dim", "8")),
-        *(["sandwich: sandwich_dim 8 instead of 128"], 1e-4),
-    ),
+    "another option": ("learned+sandwich", "learned+sandwich", SMALLER, ["sandwich: sandwich_dim 8 instead of"], 1e-4),
 }
 
 
@@ -110,44 +106,39 @@ def test_numbers_of_16_bits_are_rounded_and_that_is_no_fault(ways, plain):
     assert "exact     yes" in ways.convert("half.pt", "ours", "--position-scale", "5", to="learned+m4")
 
 
-# The source, --to, more of the command, and what is said.
-BAD_INPUT = [
-    ("short.pt", "m4", (), "is truncated or no checkpoint: copy it again"),
-    ("other.pt", "m4", (), "other.pt holds no model, and is none of what is read here: bert, "),
-    ("absent.pt", "m4", (), "does not exist"),
-    ("empty", "m4", (), "has no config.json"),
-    ("plain.pt", "m4", ("--out", "plain.pt"), "would be overwritten"),
-    ("plain.pt", "m4", ("--out", "there"), "exists: remove it"),
-    ("plain.pt", "m5", (), "unknown position scheme 'm5'"),
-    ("plain.pt", "learned+rope", ("--position-clip-distance", "3"), "does not apply"),
-    ("plain.pt", "learned", ("--head", "x"), "--head chooses"),
-    ("plain.pt", "same", ("--fill", "tile"), "source has 20 positions, and 20 are"),
-    (
-        "plain.pt",
-        "rope",
-        ("--fill", "tile", "--positions", "30", "--approximate"),
-        "tile: no table over absolute positio",
-    ),
-    ("plain.pt", "same", ("--init", "own"), "--init own: no table is new"),
-    ("plain.pt", "hf-roberta", ("--fill", "tile"), "--fill: convert to a scheme first"),
-    ("plain.pt", "hf-roberta", ("--init", "own"), "--init own: convert to a scheme"),
-    ("plain.pt", "hf-roberta", ("--positions", "9"), "--positions: convert to"),
-    ("plain.pt", "learned", ("--data", "empty"), "holds neither dict.txt"),
-]
+REFUSED = {
+    "short.pt --to m4": "is truncated or no checkpoint: copy it again",
+    "other.pt --to m4": "other.pt holds no model, and is none of what is read here: bert, ",
+    "absent.pt --to m4": "does not exist",
+    "empty --to m4": "has no config.json",
+    "plain.pt --to m4 --out plain.pt": "would be overwritten",
+    "plain.pt --to m4 --out there": "exists: remove it",
+    "plain.pt --to m5": "unknown position scheme 'm5'",
+    "plain.pt --to learned+rope --position-clip-distance 3": "does not apply",
+    "plain.pt --to learned --head x": "--head chooses",
+    "plain.pt --to same --fill tile": "source has 20 positions, and 20 are",
+    "plain.pt --to rope --fill tile --positions 30 --approximate": "tile: no table over absolute positio",
+    "plain.pt --to same --init own": "--init own: no table is new",
+    "plain.pt --to hf-roberta --fill tile": "--fill: convert to a scheme first",
+    "plain.pt --to hf-roberta --init own": "--init own: convert to a scheme",
+    "plain.pt --to hf-roberta --positions 9": "--positions: convert to",
+    "plain.pt --to learned --data empty": "holds neither dict.txt",
+}
 
 
-def test_bad_input_is_one_line(ways, plain, monkeypatch):
-    monkeypatch.chdir(ways.here)
+def test_bad_input_is_one_line(shell, tmp_path, plain):
     before = plain["legacy"][0].read_bytes()
-    (ways / "plain.pt").write_bytes(before)
-    (ways / "short.pt").write_bytes(before[:-2000])
-    torch.save({"weights": 1}, ways / "other.pt")
-    (ways / "empty").mkdir()
-    (ways / "there").mkdir()
-    (ways / "there/x").touch()
-    for source, to, more, message in BAD_INPUT:
-        assert message in ways.refused(source, *more, to=to), message
-    assert (ways / "plain.pt").read_bytes() == before
+    (tmp_path / "plain.pt").write_bytes(before)
+    (tmp_path / "short.pt").write_bytes(before[:-2000])
+    torch.save({"weights": 1}, tmp_path / "other.pt")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/x").touch()
+    for line, said in REFUSED.items():
+        given = "" if "--out" in line else "--out refused"
+        assert said in shell.refused(f"convert {line} {given}"), line
+        assert not (tmp_path / "refused").exists() and not list(tmp_path.glob(".*")), line
+    assert (tmp_path / "plain.pt").read_bytes() == before
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +149,8 @@ def packed(tmp_path_factory) -> Path:
 
 def train(packed: Path, save_dir: Path, length: int, *more: str | Path) -> str:
     """Train a tiny model for two updates."""
-    return call(
-        *("train", packed, *ARCH, *MASKED_LM, *OPTIMIZE, "--save-dir", save_dir),
-        *("--tokens-per-sample", length, "--max-update", "2", *more),
-    )
+    sizes = ("--tokens-per-sample", length, "--max-update", "2", *more)
+    return call("train", packed, *ARCH, *MASKED_LM, *OPTIMIZE, "--save-dir", save_dir, *sizes)
 
 
 @pytest.fixture(scope="module")
@@ -263,6 +252,5 @@ def test_one_format_at_most_recognises_a_file(keys, tmp_path):
     file = tmp_path / "model.pt"
     file.write_bytes(b"")
     found = [one.name for one in FORMATS if one.recognises(file, dict.fromkeys((*keys, "model_type"), "bert"))]
-    assert found == (
-        ["checkpoints of OpenNMT-py"] if "opt" in keys else ["RoBERTas of fairseq's and ours"] if keys else []
-    )
+    expected = "checkpoints of OpenNMT-py" if "opt" in keys else "RoBERTas of fairseq's and ours"
+    assert found == [expected] * bool(keys)

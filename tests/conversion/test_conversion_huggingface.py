@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-from helpers.bert_formula import Reference, formula, weights_of
+from helpers.bert_formula import formula
 from helpers.conversion import ROWS, config, random_state
 from helpers.formats import DEBERTAS, HEAD, MORE_PIECES, bert, change, change_tensors, deberta, pieces, roberta
 from relpos_fairseq.conversion import ConversionError
@@ -29,73 +31,56 @@ from relpos_fairseq.text import load_tokenizer, train_tokenizer
 from relpos_fairseq.text.assets import asset_files_of
 
 KINDS = ("absolute", "relative_key", "relative_key_query")
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
-@torch.no_grad()
-def compared(model, source, longest: int = 24) -> tuple[torch.Tensor, dict, Probe, dict]:
-    """Outputs of transformers' model in its own order of rows, and ours, in fp64."""
-    segments = source.values["segment_encoding"] == "input"
-    probe = Probe.draw(source.rows, longest, segments)
-    rows = torch.tensor(source.origin.rows)
+def assert_equal(model, source, close: float, formulas: float) -> None:
+    """Our outputs are transformers', in its own order of rows, and so are those of the equations, in fp64."""
+    probe = Probe.draw(source.rows, 24, source.values["segment_encoding"] == "input")
+    rows, real = torch.tensor(source.origin.rows), probe.real
     types = torch.zeros_like(probe.tokens) if probe.segments is None else probe.segments
-    theirs = model.double()(input_ids=rows[probe.tokens], attention_mask=probe.real.long(), token_type_ids=types)
+    theirs = model.double()(input_ids=rows[probe.tokens], attention_mask=real.long(), token_type_ids=types)
     ours = outputs_of(build_roberta(source.values, source.state), probe.tokens, probe.segments)
-    return theirs, ours, probe, formula(source, probe.tokens, probe.segments)
-
-
-def assert_equal(model, source, close: float = 1e-5, formulas: float = 1e-10) -> None:
-    """Our outputs are transformers', and so are those of the equations."""
-    theirs, ours, probe, reference = compared(model, source)
-    real = probe.real
+    reference = formula(source, probe.tokens, probe.segments)
     if "spans" in ours:
         name, expected = "spans", torch.stack([theirs.start_logits, theirs.end_logits], -1)
     elif "classification" in ours:
         name, expected, real = "classification", theirs.logits, slice(None)
     else:
-        name, expected = "logits", theirs.logits[..., torch.tensor(source.origin.rows)]
+        name, expected = "logits", theirs.logits[..., rows]
     assert (ours[name] - expected)[real].abs().max() < close
     assert (reference[name] - expected)[real].abs().max() < formulas
     assert any("no masked LM head" in note for note in source.notes) == (name != "logits")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_bert_equals_transformers(tmp_path, kind):
-    model = bert(tmp_path, kind)
+# The maker and what it is given, how close ours and the formula are, and what is read.  Transformers' gelu keeps fp64,
+# fairseq's rounds to fp32, which DeBERTa's does; layer norms do in transformers' v1, scales in both.
+CLASSES, SPANS = ("ForSequenceClassification", {"num_labels": 3}), ("ForQuestionAnswering", {})
+MODELS: dict[str, tuple[Callable, dict, float, float, dict]] = {
+    **{f"bert {kind}": (bert, {"kind": kind}, 1e-10, 1e-10, {"layer_norm_eps": 1e-6}) for kind in KINDS},
+    **{f"roberta {kind}": (roberta, {"kind": kind}, 1e-5, 1e-10, {"segment_encoding": "none"}) for kind in KINDS},
+    **{name: (deberta, {"name": name}, 1e-5, 1e-5, {"pooler_activation_fn": "gelu"}) for name in DEBERTAS},
+    **{
+        f"{make.__name__}{suffix}": (make, {"suffix": suffix} | more, 1e-5, 1e-10, {})
+        for make in (bert, roberta)
+        for suffix, more in (CLASSES, SPANS)
+    },
+    "v3ForSequenceClassification": (deberta, {"name": "v3", "cls": "ForSequenceClassification"}, 1e-5, 1e-5, {}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_are_transformers(tmp_path, name):
+    make, given, close, formulas, read = MODELS[name]
+    model = make(tmp_path, **given)
     source = read_encoder(tmp_path)
-    assert_equal(model, source, 1e-10)
-    assert source.values["layer_norm_eps"] == 1e-6
-    assert source.values["segment_encoding"] == "input"
-    assert source.plan.name == {"absolute": "learned"}.get(kind, source.plan.name)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_roberta_equals_transformers(tmp_path, kind):
-    model = roberta(tmp_path, kind)
-    source = read_encoder(tmp_path)
-    assert_equal(model, source)  # transformers' gelu keeps fp64, fairseq's rounds to fp32
-    assert source.values["segment_encoding"] == "none"
-    assert any("no tokenizer" in note for note in source.notes)
-
-
-@pytest.mark.parametrize("name", DEBERTAS)
-def test_deberta_equals_transformers(tmp_path, name):
-    """Its gelu rounds to fp32 in fairseq, layer norms in transformers' v1, scales in both."""
-    model = deberta(tmp_path, name)
-    source = read_encoder(tmp_path)
-    assert_equal(model, source, formulas=1e-5)
+    assert_equal(model, source, close, formulas)
+    assert read.items() <= source.values.items()
     assert ("+" in source.plan.name) == ("input" in name)
-    assert source.values["pooler_activation_fn"] == "gelu"
-
-
-@pytest.mark.parametrize(
-    ("make", "suffix", "values"),
-    [(make, *head) for make in (bert, roberta) for head in (("SequenceClassification", {"num_labels": 3}),)]
-    + [(make, "QuestionAnswering", {}) for make in (bert, roberta)]
-    + [(lambda folder, _, suffix: deberta(folder, "v3", suffix), "SequenceClassification", {})],
-)
-def test_heads_come_along(tmp_path, make, suffix, values):
-    model = make(tmp_path, "absolute", f"For{suffix}", **values)
-    assert_equal(model, read_encoder(tmp_path), formulas=1e-10 if make in (bert, roberta) else 1e-5)
+    assert any("no tokenizer" in note for note in source.notes) == (make is not bert)
+    if make is bert:
+        assert source.values["segment_encoding"] == "input"
+        assert (source.plan.name == "learned") == (given.get("kind", "absolute") == "absolute")
 
 
 def test_a_release_without_relative_positions_compares_nothing(ways, monkeypatch):
@@ -158,22 +143,19 @@ def test_heads_have_the_names_that_the_tasks_ask_for():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-@torch.no_grad()
-def test_the_way_back_gives_the_same_bits(ways, family, kind):
-    model = (bert if family == "bert" else roberta)(ways / "first", kind)
+@pytest.mark.parametrize("make", [bert, roberta])
+def test_the_way_back_gives_the_same_bits(ways, make, kind):
+    model = make(ways / "first", kind)
     source = read_encoder(ways / "first")
-    told, weights, report = to_hf(source, family, Vocabulary([], source.origin.rows), None)
+    told, weights, report = to_hf(source, make.__name__, Vocabulary([], source.origin.rows), None)
     assert report.exact
     (ways / "second").mkdir()
     save_hf(ways / "second", told, weights)
-    auto = getattr(transformers, told["architectures"][0])
-    back, loading = auto.from_pretrained(ways / "second", output_loading_info=True)
+    back, loading = type(model).from_pretrained(ways / "second", output_loading_info=True)
+    assert told["architectures"] == [type(model).__name__]
     assert not loading["unexpected_keys"] and not loading["mismatched_keys"]
     ids = torch.arange(4, 24)[None]
-    again = auto(model.config)
-    again.load_state_dict(model.state_dict())
-    assert torch.equal(again.eval()(ids).logits, back.eval()(ids).logits)
+    assert torch.equal(model(ids).logits, back.eval()(ids).logits)
     for name, value in model.state_dict().items():
         unused = kind != "absolute" and "position_embeddings" in name
         assert unused or torch.equal(value.float(), back.state_dict()[name]), name
@@ -189,7 +171,6 @@ def test_bert_vocabulary_in_fairseqs_order(tmp_path):
     assert torch.equal(vocabulary.put(vocabulary.take(table)), table)
 
 
-@torch.no_grad()
 def test_a_converted_bert_has_its_tokenizer_and_finds_the_way_back(ways):
     """Also after training, which forgets where the checkpoint came from."""
     from fairseq.data import Dictionary
@@ -218,9 +199,8 @@ def test_our_tokenizer_goes_along_and_comes_back(tmp_path, kind):
     ours, out = tmp_path / "ours", tmp_path / "out"
     ours.mkdir()
     out.mkdir()
-    own = train_tokenizer(
-        kind, ours, texts=["the red cat sat on the mat"] * 3, vocab_size=300 if kind != "sentencepiece" else 30
-    )
+    size = 30 if kind == "sentencepiece" else 300
+    own = train_tokenizer(kind, ours, texts=["the red cat sat on the mat"] * 3, vocab_size=size)
     rows = ["<s>", "<pad>", "</s>", "<unk>", *own.symbols, "<mask>"]
     found = of_checkpoint(asset_files_of(ours), len(rows), None, None, True, 24)
     for name, text in found.made.items():
@@ -307,31 +287,17 @@ def test_what_huggingface_cannot_express_is_refused(tmp_path):
     write(config("m4", position_clip_distance="3"))
 
 
-def test_reference_reads_positions_by_query_minus_key(tmp_path):
-    """The one sign that decides: a table that differs from its mirror image."""
-    bert(tmp_path, "relative_key_query")
-    told = read_config(tmp_path)
-    tokens, padding = torch.arange(6, 16)[None], torch.zeros(1, 10, dtype=torch.bool)
-    weights = weights_of(tmp_path, told, "bert.")
-    mirrored = {name: part.flip(0) if "distance_embedding" in name else part for name, part in weights.items()}
-    given = tokens, padding, torch.zeros_like(tokens)
-    first, second = (Reference(told, one, "bert.").features(*given) for one in (weights, mirrored))
-    assert (first - second).abs().max() > 1e-3
-
-
 @pytest.mark.parametrize("name", ["v1", "v3"])
 def test_heads_of_debertas_pre_training_are_left_out_and_said(tmp_path, name):
     """What Microsoft's files of v3 hold beside the model, which the library does not read."""
     model = deberta(tmp_path, name)
-    parts = [
-        f"{part}.{kind}" for part in ("lm_predictions.lm_head", "mask_predictions") for kind in ("dense", "LayerNorm")
-    ]
-    names = ["mask_predictions.classifier.weight", *(f"{part}.{end}" for part in parts for end in ("weight", "bias"))]
+    ends = product(("lm_predictions.lm_head", "mask_predictions"), ("dense", "LayerNorm"), ("weight", "bias"))
+    names = ["mask_predictions.classifier.weight", *map(".".join, ends)]
     change_tensors(tmp_path, {name: torch.ones(2) for name in names})
     source = read_encoder(tmp_path)
     assert "the mask decoder that it was pre-trained with is left out" in source.notes
     assert source.ledger.lost == [] and names[0] in source.ledger.named("tensors", "neutral")
-    assert_equal(model, source, formulas=1e-5)
+    assert_equal(model, source, 1e-5, 1e-5)
 
 
 @pytest.mark.parametrize("size", [(256, 512), (32, 128), (4, 16), (256, 1024)])
@@ -374,6 +340,5 @@ def test_dropouts_of_debertas_classifier_are_read_and_written_back(name, relativ
 @pytest.mark.parametrize("rows", [0.0, 1.0])
 def test_rows_of_padding_that_do_not_come_back_are_said(rows, tmp_path):
     roberta(tmp_path, rows=rows)
-    assert any(
-        "2 rows before position 0" in one and "go back as 0" in one for one in read_encoder(tmp_path).notes
-    ) == bool(rows)
+    notes = [note for note in read_encoder(tmp_path).notes if "2 rows before position 0" in note]
+    assert ["go back as 0" in note for note in notes] == [True] * bool(rows)

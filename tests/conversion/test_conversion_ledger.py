@@ -15,6 +15,7 @@ from relpos_fairseq.formats.base import read, read_encoder
 from relpos_fairseq.saved.ledger import LOST, NEUTRAL, USED, Ledger, Recorded
 
 IDS = torch.tensor([[2, 9, 12, 3]])
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 @pytest.mark.skipif(not ODD.is_dir(), reason="no ../shared/odd: folders as people have them")
@@ -25,11 +26,7 @@ def test_nothing_is_lost_of_odd_folders():
         assert read_encoder(folder).ledger.lost == [], folder.name
 
 
-def novel(source) -> None:
-    """A key that changes outputs."""
-    config(attention_bias_kind="novel")(source)
-
-
+novel = config(attention_bias_kind="novel")  # a key that changes outputs
 NOVEL = "config key attention_bias_kind ('novel')"
 NORMED = checkpoint(lambda state: state["cfg"]["model"].update(spectral_norm_classification_head=True))
 AVERAGES = checkpoint(lambda state: state["extra_state"].update(ema={"a": torch.zeros(1)}))
@@ -66,7 +63,6 @@ def test_unknown_keys_and_files_are_named(ways):
     assert list(ways.ledger()["keys"][LOST]) == ["attention_bias_kind"]
 
 
-@torch.no_grad()
 def test_sentence_transformers_files_and_pooler_go_along_and_come_back(ways):
     """A record that names other files, elsewhere too, reads none of them; a file alone has none beside it."""
     model = encoder(ways / "first", "BertModel")
@@ -99,7 +95,6 @@ def test_a_ledger_forgets_nothing():
     assert ledger.lines() == ["ledger    tensors 1 neutral; keys 2 used, 1 lost; files 1 lost"]
 
 
-@torch.no_grad()
 def test_a_second_conversion_keeps_the_numbers_of_rows(ways):
     """Of a folder without a tokenizer, whose numbers nothing else tells."""
     model = encoder(ways / "first", "BertForMaskedLM", None)
@@ -110,7 +105,6 @@ def test_a_second_conversion_keeps_the_numbers_of_rows(ways):
     torch.testing.assert_close(ways.opened("back", type(model))(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("named", ["BertForMaskedLM", "BertModel", "BertLMHeadModel"])
 def test_a_masked_lm_head_comes_back_whatever_names_it(named, ways):
     """Without its output bias too, which the library begins with zeros."""

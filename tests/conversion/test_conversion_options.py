@@ -46,20 +46,17 @@ def test_another_value_of_an_option_is_exact_or_named(scheme):
     assert compared > 1
 
 
-@pytest.mark.parametrize(
-    ("scheme", "options", "named"),
-    [
-        ("sandwich", {"position_sandwich_dim": "8"}, "sandwich_dim 8 instead of 128"),
-        ("fire", {"position_fire_threshold": "2"}, "fire_threshold 2.0 instead of 512.0"),
-        ("log_cpb", {"position_cpb_form": "dynamic"}, "cpb_form dynamic instead of swin"),
-        ("rope", {"position_random_range": "100", "position_random_at": "always"}, "random_at always instead of train"),
-        (
-            "sandwich",
-            {"position_sandwich_dim": "64", "position_random_range": "100", "position_scale": "5"},
-            "sandwich_dim 64 instead of 128",
-        ),
-    ],
-)
+DRAWN = {"position_random_range": "100"}
+UNKNOWN = [
+    ("sandwich", {"position_sandwich_dim": "8"}, "sandwich_dim 8 instead of 128"),
+    ("fire", {"position_fire_threshold": "2"}, "fire_threshold 2.0 instead of 512.0"),
+    ("log_cpb", {"position_cpb_form": "dynamic"}, "cpb_form dynamic instead of swin"),
+    ("rope", DRAWN | {"position_random_at": "always"}, "random_at always instead of train"),
+    ("sandwich", DRAWN | {"position_sandwich_dim": "64", "position_scale": "5"}, "sandwich_dim 64 instead of 128"),
+]
+
+
+@pytest.mark.parametrize(("scheme", "options", "named"), UNKNOWN)
 def test_an_option_that_no_rule_knows_is_named(scheme, options, named):
     """It alone, of several."""
     source, target = config(scheme), config(scheme, **options)
@@ -68,11 +65,6 @@ def test_an_option_that_no_rule_knows_is_named(scheme, options, named):
     done, _ = converted(source, target, allow_loss=True)
     [lost] = done.report.lost
     assert lost.startswith(f"{scheme}: {named}") and (" (attention differs by" in lost or scheme == "rope")
-
-
-def test_a_limit_is_a_number_of_tokens():
-    done, _ = converted(config("transformer_xl"), config("transformer_xl", clamp_len="3"))
-    assert done.report.exact and done.report.longest == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -113,9 +105,8 @@ def test_new_tables_have_the_type_of_the_projections():
     state = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
     state |= {key: state[key].half() for key in (f"{ENCODER}.version", f"{ENCODER}.embed_tokens.weight")}
     done = convert(state, plan_of(config("m4")), plan_of(config("m4+t5")))
-    assert {value.dtype for key, value in done.state.items() if ".position" in key and "table" in key} == {
-        torch.float32
-    }
+    tables = [value.dtype for key, value in done.state.items() if ".position" in key and "table" in key]
+    assert set(tables) == {torch.float32}
 
 
 def test_tensors_of_a_layer_that_do_not_fit_are_named():
@@ -125,10 +116,6 @@ def test_tensors_of_a_layer_that_do_not_fit_are_named():
         convert({key: value for key, value in state.items() if key != name}, *plans)
     with pytest.raises(ConversionError, match=r"do not fit: .*layers.1.self_attn.: size mismatch for out_proj.bias"):
         convert(state | {name: torch.zeros(3)}, *plans)
-
-
-def test_what_is_drawn_in_training_alone_is_exact():
-    assert_exact(config("rope"), config("rope", position_random_range="100"))
 
 
 def test_a_number_that_is_none_is_a_difference():
@@ -158,9 +145,8 @@ def test_what_an_option_adds_begins_as_its_table_says():
 
 
 def test_a_width_of_tables_is_named():
-    with pytest.raises(
-        ConversionError, match=r"log_cpb: hidden_weight came out as .*: log_cpb: cpb_width 5 instead of"
-    ):
+    said = "log_cpb: hidden_weight came out as .*: log_cpb: cpb_width 5 instead of"
+    with pytest.raises(ConversionError, match=said):
         converted(config("log_cpb"), config("log_cpb", position_cpb_width="5"))
 
 

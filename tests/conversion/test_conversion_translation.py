@@ -15,32 +15,31 @@ from relpos_fairseq.conversion.report import ConversionError, ConversionReport, 
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text.assets import SentencePieceText, read_text
 
+pytestmark = pytest.mark.usefixtures("no_grad")
 
-@torch.no_grad()
+
 def ours(folder, source, target):
     """Logits of a converted checkpoint."""
     model, _ = SavedModel.open(folder / "model.pt").build_anyway(folder)
     return model.double()(source, None, target)[0]
 
 
-def rows_of(folder, language: str, symbols: list[str], special: dict[str, str]) -> torch.Tensor:
+def rows_of(folder, language: str, symbols: list[str], pad: str = "<pad>") -> torch.Tensor:
     """The number in `symbols` of each of our rows, -1 for none."""
     lines = (folder / f"dict.{language}.txt").read_text(encoding="utf-8").splitlines()
-    names = [special.get(n, n) for n in ("<s>", "<pad>", "</s>", "<unk>")]
-    names += [line.rpartition(" ")[0] for line in lines]
+    names = ["<s>", pad, "</s>", "<unk>", *(line.rpartition(" ")[0] for line in lines)]
     return torch.tensor([symbols.index(name) if name in symbols else -1 for name in names])
 
 
 @pytest.mark.parametrize(
     ("own", "values"), [(False, {}), (True, {"scale_embedding": False, "activation_function": "relu"})]
 )
-@torch.no_grad()
 def test_marian_equals_transformers(ways, own, values):
     model = marian(ways / "first", own, **values)
     said = ways.convert()
     assert "exact     yes" in said and "compared  with MarianMTModel of transformers" in said
     vocabulary = ways.told("first", "vocab.json")
-    rows = rows_of(ways / "ours", "en", sorted(vocabulary, key=vocabulary.get), {})
+    rows = rows_of(ways / "ours", "en", sorted(vocabulary, key=vocabulary.get))
     draw = torch.Generator().manual_seed(3)
     source, target = torch.randint(4, len(rows), (2, 3, 9), generator=draw)
     source[:, -1], source[1, -3:], target[:, 0] = 2, torch.tensor([2, 1, 1]), 2
@@ -48,9 +47,8 @@ def test_marian_equals_transformers(ways, own, values):
     begun[:, 0] = model.config.decoder_start_token_id
     torch.set_default_dtype(torch.float64)  # transformers' causal mask needs it
     try:
-        theirs = model.double()(
-            input_ids=rows[source], attention_mask=(source != 1).long(), decoder_input_ids=begun
-        ).logits
+        given = {"input_ids": rows[source], "attention_mask": (source != 1).long(), "decoder_input_ids": begun}
+        theirs = model.double()(**given).logits
     finally:
         torch.set_default_dtype(torch.float32)
     found = ours(ways / "ours", source, target)
@@ -86,7 +84,6 @@ def test_marian_is_exported_though_it_lacks_a_symbol(ways):
     assert "logits, logits with its cache, loss and generate are ours" in ways.export()
 
 
-@torch.no_grad()
 def test_marian_translates_as_transformers_does(ways, caplog):
     model = marian(ways / "first")
     ways.convert()
@@ -108,36 +105,24 @@ def test_marian_translates_as_transformers_does(ways, caplog):
     mine = ways.run("translate", ways / "ours/model.pt", ways / "in", *given).splitlines()
     pad = model.config.pad_token_id
     inputs = tokenizer(lines[:2], return_tensors="pt", padding=True)
-    theirs = model.generate(
-        **inputs,
-        num_beams=3,
-        early_stopping=True,
-        max_new_tokens=13,
-        min_new_tokens=1,
-        bad_words_ids=[[pad]],
-        do_sample=False,
-        forced_eos_token_id=0,
-    )
+    how = {"num_beams": 3, "early_stopping": True, "max_new_tokens": 13, "min_new_tokens": 1, "do_sample": False}
+    theirs = model.generate(**inputs, **how, bad_words_ids=[[pad]], forced_eos_token_id=0)
     assert mine == tokenizer.batch_decode(theirs, skip_special_tokens=True)
     assert (theirs == 0).any(1).all() and len(set(mine)) > 1
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{}, {"position_encoding": True, "add_qkvbias": True}, {"position_encoding": True, "max_relative_positions": 0}],
-)
-@torch.no_grad()
+WAVES = {"position_encoding": True}
+
+
+@pytest.mark.parametrize("values", [{}, WAVES | {"add_qkvbias": True}, WAVES | {"max_relative_positions": 0}])
 def test_opennmt_equals_its_formula(ways, values):
     model = opennmt(**values)
     model.save(ways / "step_5.pt")
     said = ways.convert("step_5.pt")
     assert "takes </s> for padding" in said
     assert "outputs were not compared on this machine: relpos does not run OpenNMT-py" in said and "exact" not in said
-    special = {"<pad>": "<blank>"}
-    rows = [
-        rows_of(ways / "ours", side, symbols, special)
-        for side, symbols in zip(("src", "tgt"), model.symbols, strict=True)
-    ]
+    sides = zip(("src", "tgt"), model.symbols, strict=True)
+    rows = [rows_of(ways / "ours", side, symbols, pad="<blank>") for side, symbols in sides]
     draw = torch.Generator().manual_seed(3)
     source, target = (torch.randint(4, len(one), (2, 7), generator=draw) for one in rows)
     source[:, -1], source[1, -3:], target[:, 0] = 2, torch.tensor([2, 1, 1]), 2
@@ -159,7 +144,6 @@ def test_without_transformers_outputs_are_not_called_exact(ways, monkeypatch):
     assert "exact" not in said
 
 
-@torch.no_grad()
 def test_opennmt_translates(ways):
     model = opennmt()
     model.save(ways / "step_5.pt")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers import FULL, formats
 from helpers import transformer_xl_original as original
-from helpers.formats import FORMATS, change, checkpoint, config, encoder, opennmt, tensors, text, without
+from helpers.formats import FORMATS, Damage, change, checkpoint, config, encoder, opennmt, tensors, text, without
 from relpos_fairseq.conversion import ConversionError
 from relpos_fairseq.formats.base import read
 from relpos_fairseq.formats.huggingface_folder import read_folder
@@ -91,40 +91,41 @@ def test_a_value_that_no_model_computes_with_is_named(name, within, key, made, w
 def shards(folder: Path) -> list[Path]:
     """Write a folder's weights as several files with an index."""
     state = load_file(folder / "model.safetensors")
-    names, index = sorted(state), {}
-    for number in (1, 2):
-        file = f"model-0000{number}-of-00002.safetensors"
-        part = {name: state[name] for name in names[number - 1 :: 2]}
-        save_file(part, folder / file, {"format": "pt"})
-        index |= dict.fromkeys(part, file)
+    files = [folder / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    index = {name: files[number % 2].name for number, name in enumerate(sorted(state))}
+    for file in files:
+        save_file({name: state[name] for name in index if index[name] == file.name}, file, {"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     (folder / "model.safetensors").unlink()
-    return sorted(folder.glob("model-*"))
+    return files
+
+
+# What spoils a source, as helpers/formats.py has more of.
 
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def of_type(kind: torch.dtype) -> Callable[[Path], None]:
-    """Damage: pickled weights, of which one has another type."""
+def of_type(kind: torch.dtype) -> Damage:
+    """Pickled weights, of which one has another type."""
 
     def damage(folder: Path) -> None:
         state = load_file(folder / "model.safetensors")
-        name = "classifier.weight"
-        torch.save(state | {name: state[name].to(kind)}, folder / "pytorch_model.bin")
+        state["classifier.weight"] = state["classifier.weight"].to(kind)
+        torch.save(state, folder / "pytorch_model.bin")
         (folder / "model.safetensors").unlink()
 
     return damage
 
 
-def twice(own: str, other: str) -> Callable[[Path], None]:
-    """Damage: two tensors of one name."""
+def twice(own: str, other: str) -> Damage:
+    """Two tensors of one name."""
     return tensors({other: lambda state: state[own] + 1})
 
 
-def symbol(name: str) -> Callable[[Path], None]:
-    """Damage: a symbol of Marian's vocabulary."""
+def symbol(name: str) -> Damage:
+    """A symbol of Marian's vocabulary."""
 
     def damage(folder: Path) -> None:
         numbers = formats.told(folder / "vocab.json")
@@ -133,56 +134,42 @@ def symbol(name: str) -> Callable[[Path], None]:
     return damage
 
 
-def step(**values) -> Callable[[Path], None]:
-    """Damage: another model of OpenNMT-py."""
+def step(**values) -> Damage:
+    """Another model of OpenNMT-py."""
     return lambda source: opennmt(**values).save(source)
 
 
-def rotary(source: Path) -> None:
-    model = opennmt()
-    model.opt.max_relative_positions = -1
-    model.save(source)
+def weight(change: Callable) -> Damage:
+    """A weight of OpenNMT-py's."""
+    name = "encoder.transformer.0.feed_forward.w_1.weight"
+    return checkpoint(lambda state: state["model"].update({name: change(state["model"][name])}))
 
 
-def weight(change: Callable) -> Callable[[Path], None]:
-    """Damage: a weight of OpenNMT-py's."""
-
-    def damage(state: dict) -> None:
-        name = next(name for name in state["model"] if name.endswith("w_1.weight"))
-        state["model"][name] = change(state["model"][name])
-
-    return checkpoint(damage)
-
-
-def xl(**options) -> Callable[[Path], object]:
-    """Damage: another released Transformer-XL."""
+def xl(**options) -> Damage:
+    """Another released Transformer-XL."""
     return lambda source: original.save(original.model(20, **options), source)
 
 
 def flip(source: Path) -> None:
-    """Damage: a bit of a Transformer-XL's first tensor."""
+    """A bit of a Transformer-XL's first tensor."""
     content = bytearray(source.read_bytes())
     content[content.index(b"data/0FB") + 100] ^= 1
     source.write_bytes(content)
 
 
-def words(lines: list[str]) -> Callable[[Path], object]:
-    """Damage: another vocabulary beside a Transformer-XL."""
+def words(lines: list[str]) -> Damage:
+    """Another vocabulary beside a Transformer-XL."""
     return lambda source: (source.parent / "vocab.txt").write_text("".join(f"{line}\n" for line in lines))
 
 
-def bare(attention: int) -> Callable[[Path], None]:
-    """Damage: a state_dict in place of a Transformer-XL, without a vocabulary."""
-
-    def damage(source: Path) -> None:
-        torch.save(original.model(20, attention).state_dict(), source)
-        (source.parent / "vocab.txt").unlink()
-
-    return damage
+def bare(source: Path) -> None:
+    """A state_dict in place of a Transformer-XL, without a vocabulary."""
+    torch.save(original.model(20, 3).state_dict(), source)
+    (source.parent / "vocab.txt").unlink()
 
 
-def of_kind(name: str) -> Callable[[Path], None]:
-    """Damage: a checkpoint of fairseq's; its translation models have `version` in their encoder and their decoder."""
+def of_kind(name: str) -> Damage:
+    """A checkpoint of fairseq's; its translation models have `version` in their encoder and their decoder."""
     state = {f"{side}.{part}": torch.zeros(1) for side in ("encoder", "decoder") for part in ("version", "bias")}
     return lambda source: torch.save({"model": state, "cfg": {"model": {"_name": name}, "task": {}}}, source)
 
@@ -190,6 +177,9 @@ def of_kind(name: str) -> Callable[[Path], None]:
 NOT_HELD = "symbol {!r} cannot be a word of fairseq's dictionary: it is empty, or holds".format
 NO_TYPE = "classifier.weight is of the type {}, and weights are torch.float32".format
 PARTS = {"talking_head": True, "conv_kernel_size": 3, "pos_att_type": "c2p|p2p"}
+ROTARY = checkpoint(lambda state: vars(state["opt"]).update(max_relative_positions=-1))
+GPT2 = ("model_type 'gpt2', and is none of ", "; marian of ", "; checkpoints of OpenNMT")
+PART = dict.fromkeys(("word_emb.emb_layers", "dec_attn"), torch.zeros(1))
 BIAS = "bert.encoder.layer.1.output.dense.bias"
 NAN = {BIAS: torch.full((16,), torch.nan)}
 TYPES = [torch.int8, torch.int64, torch.bool, torch.complex64, torch.uint8]
@@ -198,9 +188,7 @@ NORMS = ("bert.embeddings.LayerNorm.weight", "bert.embeddings.LayerNorm.gamma")
 REFUSED: list[tuple] = [
     ("bert", without("config.json"), "has no config.json"),
     ("bert", text("config.json", "{"), "config.json is not the JSON"),
-    ("bert", config(model_type="gpt2"), "model_type 'gpt2', and is none of "),
-    ("bert", config(model_type="gpt2"), "; marian of "),
-    ("bert", config(model_type="gpt2"), "; checkpoints of OpenNMT"),
+    *(("bert", config(model_type="gpt2"), said) for said in GPT2),
     ("bert", config(num_hidden_layers=3), "lacks 16 tensors"),
     ("bert", config(num_hidden_layers=1), "tensors that no bert has here"),
     ("bert", config(vocab_size=50), "word_embeddings.weight is (40, 16)"),
@@ -219,19 +207,11 @@ REFUSED: list[tuple] = [
     ("bert", config(tie_word_embeddings=False), "the head lacks cls.predictions.decoder.weight"),
     ("bert", tensors(NAN), f"{BIAS} holds NaN"),
     ("bert", twice(*NORMS), "remove one"),
-    (
-        "bert classes",
-        config(architectures=["BertForMultipleChoice"]),
-        "multiple choice has 1 outputs, and the tensors ha",
-    ),
+    ("bert classes", config(architectures=["BertForMultipleChoice"]), "multiple choice has 1 outputs, and the tens"),
     *(("bert classes", of_type(kind), NO_TYPE(kind)) for kind in TYPES),
     ("bert pairs", lambda f: None, "is a BertForNextSentencePrediction, whose head no model here has"),
     ("distilbert", tensors(but="layer.1.ffn.lin2.bias"), "distilbert.transformer.layer.1.ffn.lin2.bias"),
-    (
-        "deberta v2",
-        tensors(but="token_type"),
-        "lacks 1 tensors of a deberta-v2 of 2 layers (deberta.embeddings.token_t",
-    ),
+    ("deberta v2", tensors(but="token_type"), "lacks 1 tensors of a deberta-v2 of 2 layers (deberta.embeddings.t"),
     *(("deberta v3", config(**{key: value}), f"{key} {value!r} is a part of De") for key, value in PARTS.items()),
     ("marian", config(encoder_ffn_dim=-1), "encoder_ffn_dim -1: a whole number from 1 on"),
     ("marian", without("vocab.json"), "vocab.json: No such file or directory"),
@@ -241,7 +221,7 @@ REFUSED: list[tuple] = [
     ("opennmt", step(layer_norm="rms"), "--layer_norm rms of OpenNMT-py has no counterpart"),
     ("opennmt", step(copy_attn=True), "--copy_attn True"),
     ("opennmt", step(max_relative_positions=0), "has no positions at all"),
-    ("opennmt", rotary, "positions -1 of OpenNMT-py is not converted"),
+    ("opennmt", ROTARY, "positions -1 of OpenNMT-py is not converted"),
     ("opennmt", step(), "with --to same alone", "--to", "m4"),
     ("opennmt", step(), "needs 4 at least", "--positions", "3"),
     ("opennmt", step(), "--fill says nothing here", "--fill", "tile"),
@@ -252,7 +232,7 @@ REFUSED: list[tuple] = [
     ("opennmt", weight(torch.Tensor.bool), "w_1.weight is a tensor of torch.bool, and must be one of floating-point"),
     ("opennmt", weight(lambda value: torch.zeros(3, 3)), "step_1.pt: the tensors do not fit"),
     ("opennmt", weight(lambda value: value * torch.nan), "not finite (NaN, infinite, or above"),
-    ("xl", bare(3), "attn_type 3 and does not say its segment and memory"),
+    ("xl", bare, "attn_type 3 and does not say its segment and memory"),
     ("xl", xl(attn_type=3, pre_lnorm=True), "attn_type 3 and has pre_lnorm, under which its"),
     ("xl", xl(attn_type=2, clamp_len=7), "attn_type 2 and clamps positions at 7, short of"),
     ("xl", flip, "the checksum of model/data/0 is another"),
@@ -261,16 +241,12 @@ REFUSED: list[tuple] = [
     ("xl", xl(), "none does not exist: give a folder", "--data", "none"),
     ("xl", xl(), "neither cache.pt nor vocab.txt", "--data", "."),
     ("xl", xl(), "--positions says nothing here", "--positions", 9),
-    (
-        "xl",
-        lambda source: torch.save(dict.fromkeys(("word_emb.emb_layers", "dec_attn"), torch.zeros(1)), source),
-        "is no whole released Transformer-XL",
-    ),
+    ("xl", lambda source: torch.save(PART, source), "is no whole released Transformer-XL"),
     ("exported", text("text/tokenizer.json", "{"), "text/tokenizer.json is not"),
     *(("ours", of_kind(kind), f"holds a {kind}: only RoBERTa's encoder") for kind in ("transformer_lm", "lstm")),
     ("ours", of_kind("transformer"), "holds a transformer: only RoBERTa's encoder is converted"),
 ]
-MAKERS = FORMATS | {"bert pairs": lambda folder: encoder(folder, "BertForNextSentencePrediction") and folder}
+MAKERS = FORMATS | {"bert pairs": formats.folder_of(encoder, "BertForNextSentencePrediction")}
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)), ids=[f"{name}-{said}" for name, _, said, *_ in REFUSED])

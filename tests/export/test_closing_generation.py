@@ -9,7 +9,7 @@ import pytest
 from helpers import FULL
 from helpers.exported import GENERATING as MODELS
 from helpers.exported import computing_otherwise, generating, spoilt_before
-from helpers.formats import change, change_checkpoint, change_tensors
+from helpers.formats import change, change_checkpoint, tensors
 from relpos_fairseq.export import transformers_folder
 from relpos_fairseq.models.building import build_generating
 
@@ -116,13 +116,8 @@ def test_whole_words_need_no_units(ways):
     assert "ParallelText of this package, ids of 6 sentences" in ways.export("model.pt")
 
 
-def heavier(folder, kind) -> None:
-    name = "model.decoder.layers.0.fc1.bias"
-    change_tensors(folder, {name: lambda state: state[name] + 1})
-
-
-def suppressed(folder, kind) -> None:
-    change(folder / "generation_config.json", suppress_tokens=list(range(1, 24)))
+BIAS, ALL = "model.decoder.layers.0.fc1.bias", list(range(1, 24))
+HEAVIER = tensors({BIAS: lambda state: state[BIAS] + 1})
 
 
 def misspelt(folder, kind, side: str = "en") -> None:
@@ -136,8 +131,8 @@ def recoded(folder, kind, line: str) -> None:
 
 
 SPOILT = {
-    "weights": (heavier, "its logits differ from ours by"),
-    "search": (suppressed, "its generate takes a token whose score is"),
+    "weights": (lambda folder, _: HEAVIER(folder), "its logits differ from ours by"),
+    "search": (lambda f, _: change(f / "generation_config.json", suppress_tokens=ALL), "its generate takes a token"),
     "ids": (misspelt, "its ids are"),
     "target": (partial(misspelt, side="de"), "its ids of its output are"),
     "nothing": (lambda folder, _: (folder / "config.json").write_text("{}"), "transformers does not open it: "),
@@ -163,7 +158,7 @@ def test_what_differs_is_not_exported(kind, name, ways, monkeypatch, request):
     spoil, said = (SPOILT | CODE)[name]
     if name in SPOILT:
         request.getfixturevalue("opener_stays")
-    spoilt_before(monkeypatch, "check_generating", lambda folder: spoil(folder, kind))
+    spoilt_before(monkeypatch, transformers_folder, "check_generating", lambda folder: spoil(folder, kind))
     generating(kind, ways.here)
     error = ways.unexported()
     assert "is not written" in error and said in error

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import ctranslate2
@@ -16,7 +17,7 @@ from fairseq.quantization_utils import quantize_model_scalar
 from fairseq.sequence_generator import SequenceGenerator
 
 from helpers.commands import relpos, train
-from helpers.formats import change, change_checkpoint
+from helpers.formats import change, change_checkpoint, text, without
 from helpers.lm_models import randomized
 from helpers.models import small_model, small_task
 from helpers.twins import ending
@@ -118,7 +119,7 @@ def test_a_search_ends_where_the_decoders_table_ends(name, tmp_path):
     with torch.no_grad():
         model.decoder.output_projection.weight[2] = 0
     engine, words, limits = written(model, tmp_path)
-    assert limits == ((ct2.Limits(1024, 1024)) if name == "none" else ct2.Limits(16, 16))
+    assert limits == (ct2.Limits(1024, 1024) if name == "none" else ct2.Limits(16, 16))
     rows = [torch.tensor([5, 6, 7, 2]), torch.tensor([9, 2])]
     found = ct2.best_of(engine, [[words[n] for n in row[:-1]] for row in rows], limits.target)
     assert found == ct2.translate(model, task, rows)
@@ -131,6 +132,7 @@ def test_a_prefix_is_searched_as_the_readme_says(tmp_path):
     model = ending(randomized(small_model(seed=2, position_scheme="shaw"))).float()
     (engine, words, _), draw = written(model, tmp_path), torch.Generator().manual_seed(1)
     given = {"beam_size": 4, "num_hypotheses": 4, "return_scores": True, "suppress_sequences": [["<blank>"]]}
+    given |= {"length_penalty": 0, "max_decoding_length": 30}
     search = SequenceGenerator([model], words, beam_size=4, max_len_b=30, normalize_scores=False)
     alike = 0
     for _ in range(12):
@@ -139,9 +141,7 @@ def test_a_prefix_is_searched_as_the_readme_says(tmp_path):
         net_input = {"src_tokens": tokens, "src_lengths": torch.tensor([9])}
         ours = search.generate([model], {"net_input": net_input}, prefix_tokens=prefix)[0]
         names = [[[words[n] for n in row.tolist()]] for row in (source[0], prefix[0])]
-        theirs = engine.translate_batch(
-            names[0], target_prefix=names[1], length_penalty=0, max_decoding_length=30, **given
-        )[0]
+        theirs = engine.translate_batch(names[0], target_prefix=names[1], **given)[0]
         mine = [([words[n] for n in one["tokens"][:-1]], float(one["positional_scores"][3:].sum())) for one in ours]
         if len(theirs.hypotheses[0]) > 3 and len(mine[0][0]) == 3:
             del mine[0]
@@ -199,9 +199,9 @@ def checkpoint(corpus, tmp_path_factory):
     return folder / "checkpoint_last.pt"
 
 
-def export(ways, checkpoint, *more, out="served", status=0):
+def export(ways, checkpoint, *more, status=0):
     """Run `relpos export ct2`."""
-    return ways.run("export", "ct2", checkpoint, "--out", ways / out, *more, status=status)
+    return ways.run("export", "ct2", checkpoint, "--out", ways / "served", *more, status=status)
 
 
 def test_the_command_compares_what_it_wrote(checkpoint, ways):
@@ -247,44 +247,40 @@ def served(checkpoint, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("model.bin", b"\x06", "model.bin is not the file that was exported"),
-        ("config.json", b"[]", "config.json is not the file that was exported"),
-        ("text/dict.src.txt", None, "text/dict.src.txt is not the file that was exported"),
-        ("relpos.json", b'{"languages": ["en", "de"], "longest": -3}', "longest is -3, and must be a whole number"),
-    ],
-)
-def test_a_damaged_export_is_one_line(served, ways, name, content, said):
+def unhashed(folder: Path) -> None:
+    """An export from before hashes, which the engine alone can judge."""
+    change(folder / ct2.REPORT, files={})
+    (folder / "config.json").write_text("[]")
+
+
+DAMAGED = {
+    "model.bin is not the file that was exported": text("model.bin", "\x06"),
+    "config.json is not the file that was exported": text("config.json", "[]"),
+    "text/dict.src.txt is not the file that was exported": without("text/dict.src.txt"),
+    "longest is -3, and must be a whole number": text(ct2.REPORT, '{"languages": ["en", "de"], "longest": -3}'),
+    "is not a whole folder of CTranslate2": unhashed,
+}
+
+
+@pytest.mark.parametrize("said", DAMAGED)
+def test_a_damaged_export_is_one_line(served, ways, said):
     shutil.copytree(served, ways / "served")
-    damaged = ways / "served" / name
-    damaged.unlink() if content is None else damaged.write_bytes(content)
+    DAMAGED[said](ways / "served")
     printed = ways.run("translate", ways / "served", ways / "served" / ct2.REPORT, "--cpu", status=2)
     error = printed.strip().splitlines()[-1]
     assert error.startswith(f"error: {ways / 'served'}") and said in error and "export the checkpoint ag" in error
 
 
-def test_an_export_from_before_hashes_is_read_by_the_engine(served, ways):
-    shutil.copytree(served, ways / "served")
-    change(ways / "served" / ct2.REPORT, files={})
-    (ways / "served" / "config.json").write_text("[]")
-    error = ways.run("translate", ways / "served", ways / "served" / ct2.REPORT, "--cpu", status=2)
-    assert "is not a whole folder of CTranslate2" in error
-
-
 def test_text_beside_the_checkpoint_is_enough(checkpoint, corpus, ways):
     """Without the data: random sentences are compared, and the export has its dictionaries."""
     shutil.copy(checkpoint, ways / "model.pt")
-    gone = {"data": str(ways / "gone")}
-    change_checkpoint(ways / "model.pt", lambda state: state["cfg"]["task"].update(gone))
+    change_checkpoint(ways / "model.pt", lambda state: state["cfg"]["task"].update(data=str(ways / "gone")))
     said = export(ways, ways / "model.pt", status=2)
     assert "no text/ beside" in said and "gone" in said and not (ways / "served").exists()
     shutil.copytree(checkpoint.parent / "text", ways / "text")
     assert "32 random sentences" in export(ways, ways / "model.pt")
     for name in ("dict.src.txt", "dict.tgt.txt"):
-        ours, theirs = corpus.binary / name, ways / "served/text" / name
-        assert ours.read_bytes() == theirs.read_bytes()
+        assert (corpus.binary / name).read_bytes() == (ways / "served/text" / name).read_bytes()
 
 
 def test_quantized_weights_are_smaller(checkpoint, served, ways):

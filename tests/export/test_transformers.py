@@ -9,12 +9,13 @@ from cases import ENCODERS, LIKE_OTHERS
 from helpers import FULL, roberta
 from helpers.conversion import config, random_state
 from helpers.exported import write_checkpoint
-from helpers.formats import change_checkpoint, deberta
-from relpos_fairseq.export.transformers import AUTO, RelPosForSequenceClassification
+from helpers.formats import change_checkpoint
+from relpos_fairseq.export.transformers import AUTO
 from relpos_fairseq.models.building import build_roberta
 from relpos_fairseq.saved.checkpoint import checkpoint_of
 
-SCHEMES = [name for name in ENCODERS if FULL or name not in LIKE_OTHERS]
+# DeBERTa's has one table of all layers.
+SCHEMES = [name for name in ENCODERS if FULL or name not in LIKE_OTHERS - {"deberta_released"}]
 
 
 def exported(ways, scheme, **values):
@@ -31,8 +32,11 @@ PRICES = {"classification_head_name": "mine", "init_token": 0, "regression_targe
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_saved_again_it_is_the_same_and_comes_back(scheme, ways):
-    """Tables that layers share are saved once, by any of their names."""
+    """Tables that layers share are saved once, by any of their names; model_type names the model, and no value does."""
     model = exported(ways, scheme)
+    told = ways.told("out")
+    assert told["model_type"] == "relpos_roberta" and "_name" not in told["values"]
+    assert told["values"]["position_scheme"] == scheme
     loaded = ways.opened("out", "AutoModelForMaskedLM")
     tokens = roberta.tokens() % 20
     tokens[1, -2:] = 1
@@ -43,14 +47,6 @@ def test_saved_again_it_is_the_same_and_comes_back(scheme, ways):
     tokens = roberta.tokens() % 20
     torch.testing.assert_close(again(tokens).logits, model(tokens)[0].float(), rtol=0, atol=1e-5)
     ways.convert("again", "back")
-
-
-def test_values_are_the_options_without_the_models_name(ways):
-    """As in the folders of models that generate; model_type names it."""
-    exported(ways, "m4")
-    told = ways.told("out")
-    assert told["model_type"] == "relpos_roberta" and "_name" not in told["values"]
-    assert told["values"]["position_scheme"] == "m4"
 
 
 def test_outputs_of_any_size_are_exported(ways):
@@ -79,32 +75,3 @@ def test_every_auto_class_saves_and_loads(name, ways):
         assert torch.equal(value, saved[key]), key
     tokens = torch.randint(4, 20, (2, 3, 6) if name == "AutoModelForMultipleChoice" else (2, 6))
     torch.testing.assert_close(again(tokens)[0], model(tokens)[0], rtol=0, atol=1e-5)
-
-
-def test_heads_learn(ways):
-    torch.manual_seed(1)
-    exported(ways, "t5")
-    model = RelPosForSequenceClassification.from_pretrained(ways / "out", num_labels=3)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    tokens, labels = torch.randint(4, 20, (6, 8)), torch.tensor([0, 1, 2, 0, 1, 2])
-    losses = []
-    for _ in range(60):
-        loss = model(tokens, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss))
-    assert losses[-1] < 0.3 * losses[0]
-
-
-@pytest.mark.parametrize("name", ["v1", "v2-own"])
-def test_tables_that_layers_share_are_saved_again(name, ways):
-    """DeBERTa's one table of all layers."""
-    deberta(ways / "first", name)
-    ways.convert()
-    ways.export()
-    model = ways.opened("out", "AutoModelForMaskedLM")
-    model.save_pretrained(ways / "again")
-    again = ways.opened("again", "AutoModelForMaskedLM")
-    tokens = torch.randint(4, 40, (2, 9))
-    torch.testing.assert_close(again(tokens).logits, model(tokens).logits, rtol=1e-6, atol=1e-6)

@@ -14,6 +14,7 @@ from relpos_fairseq.export import transformers as ours
 from relpos_fairseq.schemes import REGISTER, scheme_names
 
 TWO_WAY = [name for name in scheme_names() if not REGISTER[name].causal_only]
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 def states_of(found, kind):
@@ -22,7 +23,6 @@ def states_of(found, kind):
 
 @pytest.mark.parametrize("normed_before", [False, True])
 @pytest.mark.parametrize("cls", twins.EVERY)
-@torch.no_grad()
 def test_hidden_states_and_attentions(cls, normed_before):
     sides = ["encoder"] * hasattr(cls, "stacks") if cls in twins.ENCODERS else ["decoder"]
     model = built(cls, **{f"{side}_normalize_before": normed_before for side in sides})
@@ -55,7 +55,6 @@ def test_hidden_states_and_attentions(cls, normed_before):
 
 
 @pytest.mark.parametrize("scheme", TWO_WAY)
-@torch.no_grad()
 def test_attentions_of_every_scheme(scheme):
     """The fused kernels have none; the outputs beside them are the same."""
     model, given = built(MODEL, scheme), drawn(MODEL)
@@ -77,7 +76,6 @@ def test_attentions_of_every_scheme(scheme):
     torch.testing.assert_close(model(**given, attention_mask=torch.ones(2, 8, 8))[0], model(**given)[0])
 
 
-@torch.no_grad()
 def test_attentions_of_a_backend_that_has_none():
     model = built(MODEL, "rope", attention_backend="sdpa")
     given = drawn(MODEL)
@@ -86,7 +84,6 @@ def test_attentions_of_a_backend_that_has_none():
     assert model.stacks()[0].layers[0].self_attn.backend == "sdpa"
 
 
-@torch.no_grad()
 def test_attentions_over_segments():
     """A model with memory attends over it, and over no token after or beyond."""
     model = built(MEMORY)
@@ -106,7 +103,6 @@ def test_attentions_over_segments():
 
 
 @pytest.mark.parametrize("cls", twins.EVERY)
-@torch.no_grad()
 def test_return_dict(cls):
     model, given = built(cls), drawn(cls)
     found = model(**given, return_dict=False, output_hidden_states=True)
@@ -121,7 +117,6 @@ def test_return_dict(cls):
 
 @pytest.mark.parametrize("length", [7, 40])
 @pytest.mark.parametrize("cls", twins.EVERY)
-@torch.no_grad()
 def test_inputs_embeds(cls, length):
     model, given = built(cls), drawn(cls, length)
     expected = model(**given)[0]
@@ -137,7 +132,6 @@ def test_inputs_embeds(cls, length):
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("cls", twins.EVERY)
-@torch.no_grad()
 def test_resize_token_embeddings(cls, shared, tmp_path):
     values = {"untie_weights_roberta": not shared} if cls in twins.ENCODERS else {}
     if cls is SEQ2SEQ:
@@ -169,12 +163,7 @@ def test_resize_token_embeddings(cls, shared, tmp_path):
         torch.testing.assert_close(small[..., kept], built(cls, **values)(**given)[0][..., kept])
 
 
-def test_an_adaptive_vocabulary_is_not_resized():
-    model = built(CAUSAL, adaptive_softmax_cutoff="8,16")
-    with pytest.raises(NotImplementedError, match="adaptive softmax"):
-        model.resize_token_embeddings(30)
-
-
+@torch.enable_grad()
 @pytest.mark.parametrize(("cls", "masked"), [*((cls, False) for cls in twins.EVERY), (MODEL, True)])
 def test_gradient_checkpointing(cls, masked):
     """Gradients are the same, with attentions and masks of pairs too; layers are run twice."""
@@ -202,12 +191,6 @@ def test_gradient_checkpointing(cls, masked):
     assert not model.is_gradient_checkpointing and gradients()[1] == once
 
 
-def test_there_is_no_pooler():
-    """As of DistilBERT: nothing trained one."""
-    with pytest.raises(AttributeError, match="pooler_output"):
-        _ = built(MODEL)(**drawn(MODEL)).pooler_output
-
-
 @pytest.mark.parametrize("cls", twins.EVERY)
 def test_masks_that_do_not_fit(cls):
     """Transformers' own error."""
@@ -218,7 +201,6 @@ def test_masks_that_do_not_fit(cls):
             model(**given, attention_mask=mask)
 
 
-@torch.no_grad()
 def test_positions_of_answers():
     """Those beyond the text do not count, and (B, 1) is (B,), as of BERT."""
     model, given = built(ANSWERS), drawn(ANSWERS)
@@ -234,7 +216,6 @@ def test_positions_of_answers():
 
 
 @pytest.mark.parametrize("cls", twins.GENERATING)
-@torch.no_grad()
 def test_the_cache_takes_new_tokens_alone(cls):
     """As GPT-2's: one or several at a time, with scores and states of each."""
     name = "decoder_input_ids" if cls is SEQ2SEQ else "input_ids"
@@ -256,15 +237,7 @@ def test_the_cache_takes_new_tokens_alone(cls):
     torch.testing.assert_close(torch.cat(attentions, 2), states_of(whole, "attentions")[-1], rtol=0, atol=1e-5)
 
 
-def test_embeddings_with_memory_have_no_cache():
-    model, given = built(MEMORY), drawn(MEMORY)
-    embeds = model.get_input_embeddings()(given["input_ids"])
-    with pytest.raises(ValueError, match="a model with memory reads tokens again"):
-        model(inputs_embeds=embeds, use_cache=True)
-
-
 @pytest.mark.parametrize("cls", [CAUSAL, SEQ2SEQ])
-@torch.no_grad()
 def test_generation_from_embeddings(cls):
     model, given = built(cls), {"input_ids": drawn(cls)["input_ids"]}
     how = {"max_new_tokens": 6, "do_sample": False, "min_new_tokens": 6}
@@ -275,7 +248,6 @@ def test_generation_from_embeddings(cls):
 
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("cls", twins.GENERATING)
-@torch.no_grad()
 def test_states_of_generation(cls, use_cache):
     model, given = built(cls), {"input_ids": drawn(cls)["input_ids"]}
     kept = {"output_attentions": True, "output_hidden_states": True, "return_dict_in_generate": True}
@@ -291,7 +263,6 @@ def test_states_of_generation(cls, use_cache):
 
 
 @pytest.mark.parametrize("cls", twins.LANGUAGE)
-@torch.no_grad()
 def test_generation_goes_on_from_a_cache(cls):
     model, given = built(cls), drawn(cls)
     how = {"do_sample": False, "return_dict_in_generate": True, "suppress_tokens": [1, 2], "use_cache": True}
@@ -301,12 +272,22 @@ def test_generation_goes_on_from_a_cache(cls):
     assert torch.equal(again.sequences, whole.sequences)
 
 
-@pytest.mark.parametrize("cls", twins.GENERATING)
-def test_searches_that_cut_a_cache_are_refused(cls):
-    """Transformers' own error."""
-    with pytest.raises(ValueError, match="stateful|custom_generate|trust_remote_code"):
-        how = {"penalty_alpha": 0.6, "top_k": 4, "max_new_tokens": 3, "use_cache": True}
-        built(cls).generate(input_ids=drawn(cls)["input_ids"], **how)
+ADAPTIVE = {"adaptive_softmax_cutoff": "8,16"}
+CUT = {"penalty_alpha": 0.6, "top_k": 4, "max_new_tokens": 3, "use_cache": True}
+OWN = "stateful|custom_generate|trust_remote_code"  # transformers' own error
+REFUSED = [
+    (CAUSAL, ADAPTIVE, lambda model, ids: model.resize_token_embeddings(30), "adaptive softmax"),
+    (MODEL, {}, lambda model, ids: model(ids).pooler_output, "pooler_output"),  # as of DistilBERT: nothing trained one
+    (MEMORY, {}, lambda m, ids: m(inputs_embeds=m.get_input_embeddings()(ids), use_cache=True), "reads tokens again"),
+    *((cls, {}, lambda model, ids: model.generate(input_ids=ids, **CUT), OWN) for cls in twins.GENERATING),
+]
+
+
+@pytest.mark.parametrize(("cls", "values", "call", "said"), REFUSED)
+def test_what_a_model_has_not_is_refused(cls, values, call, said):
+    """Embeddings of a model with memory have no cache, and no search may cut one."""
+    with pytest.raises((ValueError, AttributeError, NotImplementedError), match=said):
+        call(built(cls, **values), drawn(cls)["input_ids"])
 
 
 def test_pre_training_is_the_masked_lm():

@@ -29,7 +29,10 @@ SEEDS = range(1, 9)  # of models, until one of them ends a sentence
 GREEDY = {"do_sample": False, "suppress_tokens": [1]}
 SEARCH = {"min_new_tokens": 1, "early_stopping": True, "max_new_tokens": LONGEST, "output_scores": True, **GREEDY}
 SEARCH |= {"return_dict_in_generate": True}
+FEW = ("m4", "rope", "tupe")  # the others only in long runs
 EVERY = [*scheme_names(), "rope+m4", "rope+t5/t5+m4"]
+SCHEMES = [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in EVERY]
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 def until_end(row) -> list[int]:
@@ -42,27 +45,16 @@ def compare(ours, theirs, scores, before: int, longest: int = LONGEST) -> int:
     """Compare best hypotheses; returns how many ended before they had to."""
     ended = 0
     for row, found in enumerate(theirs):
-        mine = ours[row][0]["tokens"].tolist()
-        other = until_end(found[before:])
         if max(len(one["tokens"]) for one in ours[row]) > longest:
             continue  # fairseq adds </s> to what it cuts, transformers leaves it open
         ended += 1
-        assert other == mine
+        assert until_end(found[before:]) == ours[row][0]["tokens"].tolist()
         if scores is not None:
             assert abs(float(scores[row]) - float(ours[row][0]["score"])) < 1e-6
     return ended
 
 
-FEW = ("m4", "rope", "tupe")
-
-
-def marked(schemes):
-    """All, the others than a few only in long runs."""
-    slow = pytest.mark.slow
-    return [pytest.param(name, marks=() if name in FEW else slow) for name in schemes]
-
-
-@pytest.mark.parametrize("scheme", marked(EVERY))
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_translations_are_fairseqs(scheme):
     assert any(translations_end(*translation(scheme, seed)) for seed in SEEDS)
 
@@ -116,7 +108,7 @@ def test_a_trained_folder_translates_as_relpos_translate(ways):
     assert [one.texts[0] for one in ours] == theirs
 
 
-@pytest.mark.parametrize("scheme", marked(EVERY))
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_continuations_are_fairseqs(scheme):
     """Fairseq counts the prompt's scores and symbols too, so scores are not divided by lengths."""
     assert any(continuations_end(*language(scheme, seed)) for seed in SEEDS)
@@ -152,7 +144,6 @@ def trained(corpus, tmp_path_factory):
     return folder / "model" / "checkpoint_last.pt"
 
 
-@torch.no_grad()
 def test_a_checkpoint_becomes_a_folder(trained, ways):
     """Text in, text out; saved again and loaded again; the card says what is known."""
     ways.export(trained)
@@ -172,7 +163,6 @@ def test_a_checkpoint_becomes_a_folder(trained, ways):
 
 
 @pytest.mark.parametrize("kind", [*OURS][1:])
-@torch.no_grad()
 def test_the_way_back(kind, trained, ways):
     """What transformers saved again is a checkpoint of the same model, with its text."""
     two = kind == "relpos_transformer"
@@ -197,7 +187,6 @@ def test_the_way_back(kind, trained, ways):
 
 @pytest.mark.parametrize("padding", [3, 4, 5])
 @pytest.mark.parametrize("scheme", ["m4", "transformer_xl", "rope"])
-@torch.no_grad()
 def test_memory_is_the_cache(scheme, padding):
     """Tokens beyond a segment see what it left, in greedy and in beam search."""
     model, twin, prompt = with_memory(scheme)
@@ -218,7 +207,6 @@ def test_memory_is_the_cache(scheme, padding):
 
 
 @pytest.mark.parametrize("beam", [1, 2])
-@torch.no_grad()
 def test_rows_that_ended_do_not_stop_others(beam):
     """Rows end in different segments, and are padded from there on."""
     _, twin, prompt = with_memory("m4")

@@ -35,16 +35,28 @@ def interpreter(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def translator(corpus, tmp_path_factory):
+    """A translation model of one update."""
+    folder = tmp_path_factory.mktemp("translated") / "model"
+    train(corpus, folder, "--position-scheme", "m4", "--max-update", "1")
+    return folder / "checkpoint_last.pt"
+
+
+# What the checkpoint of a folder has, and the head that is asked.
+FOLDERS = {
+    "masked": ({}, {}),
+    "classified": ({"classes": 3, "task": TASK}, {"classification_head_name": "mine"}),
+    "answering": ({"spans": True, "scheme": "t5"}, {"span_head_name": "spans"}),
+    "named": ({"tokens": 3}, {"token_head_name": "entities"}),
+    "ranked": ({"classes": 1, "task": TASK | {"_name": "sentence_ranking"}}, {"classification_head_name": "mine"}),
+}
+
+
+@pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The folders' checkpoints' models and hubs."""
+    """The folders, their checkpoints' models and hubs."""
     models = {}
-    for name, more in (
-        ("masked", {}),
-        ("classified", {"classes": 3, "task": TASK}),
-        ("answering", {"spans": True, "scheme": "t5"}),
-        ("named", {"tokens": 3}),
-        ("ranked", {"classes": 1, "task": TASK | {"_name": "sentence_ranking"}}),
-    ):
+    for name, (more, _) in FOLDERS.items():
         folder = tmp_path_factory.mktemp(name)
         model, checkpoint = write_checkpoint(folder, "bpe", **more)
         assert relpos("export", "transformers", checkpoint, "--out", folder / "out") == 0
@@ -52,22 +64,12 @@ def exported(tmp_path_factory):
     return models
 
 
-@pytest.fixture(scope="module")
-def translated(corpus, tmp_path_factory):
-    """A translation model's checkpoint, and its folder."""
-    folder = tmp_path_factory.mktemp("translated")
-    train(corpus, folder / "model", "--position-scheme", "m4", "--max-update", "1")
-    checkpoint = folder / "model" / "checkpoint_last.pt"
-    assert relpos("export", "transformers", checkpoint, "--out", folder / "out") == 0
-    return checkpoint, folder / "out"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("release", READING)
 @torch.no_grad()
-def test_a_release_uses_the_folders(release, exported, translated, interpreter, tmp_path):
+def test_a_release_uses_the_folders(release, exported, translator, interpreter, tmp_path):
     python = interpreter(release)
-    (tmp_path / "translated").symlink_to(translated[1])
+    assert relpos("export", "transformers", translator, "--out", tmp_path / "translated") == 0
     for name, (folder, _, _) in exported.items():
         (tmp_path / name).symlink_to(folder)
     done = run_in(tmp_path, python, SCRIPT, tmp_path)
@@ -78,21 +80,14 @@ def test_a_release_uses_the_folders(release, exported, translated, interpreter, 
     for name, (_, model, hub) in exported.items():
         rows = [hub.encode("the old house"), hub.encode("a mouse hears")]
         tokens = torch.nn.utils.rnn.pad_sequence(rows, True, 1)
-        classified = {"classification_head_name": "mine"}
-        how = {"classified": classified, "ranked": classified, "named": {"token_head_name": "entities"}}
-        how["answering"] = {"span_head_name": "spans"}
-        ours = model(tokens, **how.get(name, {}))[0]
-        ours = ours[..., 0] if name == "answering" else ours
-        theirs = torch.tensor(found[name])
-        if name in ("classified", "ranked"):
-            torch.testing.assert_close(theirs, ours.T if name == "ranked" else ours, rtol=0, atol=1e-5)
-        else:
-            real = tokens != 1
-            torch.testing.assert_close(theirs[real], ours[real], rtol=0, atol=1e-5)
+        ours, theirs = model(tokens, **FOLDERS[name][1])[0], torch.tensor(found[name])
+        ours = {"answering": ours[..., 0], "ranked": ours.mT}.get(name, ours)
+        real = slice(None) if name in ("classified", "ranked") else tokens != 1
+        torch.testing.assert_close(theirs[real], ours[real], rtol=0, atol=1e-5)
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(translated[1], trust_remote_code=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "translated", trust_remote_code=True)
     source = tokenizer(["w1 w2 w3", "w4"], padding=True, return_tensors="pt")["input_ids"]
-    assert found["translated"] == fairseqs(translated[0], source)
+    assert found["translated"] == fairseqs(translator, source)
 
     hub = exported["masked"][2]
     filled = {row["token"]: row["score"] for row in found["fill-mask"]}

@@ -8,6 +8,7 @@ FOLDER holds `masked`, `classified`, `answering`, `named`, `ranked` and `transla
 
 import json
 import sys
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -45,28 +46,14 @@ def round_trip(folder: Path, out: Path, auto) -> list:
 def train(folder: Path, out: Path) -> dict:
     """Fine-tune on a rule: is the first word `the`?"""
     tokenizer = AutoTokenizer.from_pretrained(folder, **TRUST)
-    texts = [
-        f"{a} {b} {c}"
-        for a in ("the", "a")
-        for b in ("old", "new", "née")
-        for c in ("house", "horse", "mouse", "hearse")
-    ]
+    words = product(("the", "a"), ("old", "new", "née"), ("house", "horse", "mouse", "hearse"))
+    texts = list(map(" ".join, words))
     rows = [tokenizer(text) | {"labels": int(text[0] == "t")} for text in texts]
     transformers.set_seed(2)  # the head is drawn
     model = AUTO["classified"].from_pretrained(folder, num_labels=2, ignore_mismatched_sizes=True, **TRUST)
-    args = TrainingArguments(
-        str(out),
-        num_train_epochs=24,
-        learning_rate=5e-3,
-        per_device_train_batch_size=8,
-        seed=1,
-        logging_steps=3,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="epoch",
-        save_total_limit=1,
-        disable_tqdm=True,
-    )
+    how = {"num_train_epochs": 24, "learning_rate": 5e-3, "per_device_train_batch_size": 8, "seed": 1}
+    how |= {"use_cpu": True, "report_to": [], "logging_steps": 3, "disable_tqdm": True}
+    args = TrainingArguments(str(out), save_strategy="epoch", save_total_limit=1, **how)
     collate = transformers.DataCollatorWithPadding(tokenizer)
     trainer = Trainer(model, args, train_dataset=rows, data_collator=collate)
     trainer.train()
@@ -107,13 +94,11 @@ def main(folder: Path) -> dict:
 
     found["fill-mask"] = piped("fill-mask", "masked")("the old <mask> hears", top_k=200)
     found["text-classification"] = piped("text-classification", "classified")("the old", top_k=None)
-    found["token-classification"] = [
-        [one["index"], one["entity"], float(one["score"])] for one in piped("token-classification", "named")("the old")
-    ]
+    entities = piped("token-classification", "named")("the old")
+    found["token-classification"] = [[one["index"], one["entity"], float(one["score"])] for one in entities]
     if "question-answering" in SUPPORTED_TASKS:  # until 5
-        found["question-answering"] = piped("question-answering", "answering")(
-            question="the house", context="a new mouse makes the old house"
-        )
+        asked = {"question": "the house", "context": "a new mouse makes the old house"}
+        found["question-answering"] = piped("question-answering", "answering")(**asked)
     found["translated"] = translate(folder / "translated", folder / "translated-saved")
     found["trained"] = train(folder / "masked", folder / "trained")
     return found

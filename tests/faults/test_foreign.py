@@ -7,17 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from helpers import FULL, ROOT
-from helpers.commands import relpos
 from helpers.fault_jobs import JOBS, Inputs, finished
 from helpers.folders import contents
+from helpers.shell import Shell
 from relpos_fairseq.cli.command import roles_of
 from relpos_fairseq.cli.main import COMMANDS, load
-from relpos_fairseq.io.files import sha256_of
 
 pytestmark = pytest.mark.slow
 THESIS = b"Chapter 1, of which there is no copy.\n"
@@ -45,148 +45,112 @@ def test_no_command_replaces_a_file_that_it_has_not_written(inputs: Inputs, tmp_
         assert (out / file).read_bytes() == THESIS
 
 
-# What was lost once.
+LM = "prepare lm --shares 0.8,0.1,0.1 --level char --workers 1"
+WMT = "prepare wmt en-de --from-dir {0.wmt} --out out --vocab-size 60 --workers 1"
+SCORE = "score {0.wmt}/test.de --reference {0.wmt}/test.de --target-lang de --out"
+TRANSLATE = "translate {0.translator} in.txt --beam 1 --out"
+GLUE = "prepare glue glue --tokenizer-folder {0.tokenizer} --workers 1"
+# What was lost once: a file of a user's, of a data folder, of a task, or of the text beside a checkpoint, and the line.
+KEPT = [
+    ("out/data-bin/vocab.txt", WMT),
+    ("out/data-bin/thesis.bin", WMT),
+    ("out/data-bin/results.json", WMT),
+    ("stamped/thesis.tex", f"{LM} --text {{0.text}} --out stamped"),
+    ("data/valid.bin", "evaluate lm {0.lm} --data data --by-token data/valid.bin"),
+    ("models/text/dict.src.txt", f"{TRANSLATE} models/text/dict.src.txt"),
+    ("models/checkpoint_last.pt", "average {0.translator} --out models/checkpoint_last.pt"),
+    ("models/MODEL_CARD.md", "translate models/checkpoint_last.pt in.txt --out models/MODEL_CARD.md"),
+    ("glue/CoLA/train.tsv", f"{GLUE} --text glue/CoLA/train.tsv"),
+    ("glue/CoLA/dev.tsv", f"{GLUE} --out glue"),
+    # No name makes a file ours: of a folder of notes, of a temporary file here or on another machine.
+    (".stages/notes.json", f"{SCORE} .stages/notes.json"),
+    (".partial-s.json", f"{SCORE} .partial-s.json"),
+    (".partial-1-s.json", f"{SCORE} .partial-1-s.json"),
+    (".partial-0123abcd.1.1.1-n.txt", f"{TRANSLATE} .partial-0123abcd.1.1.1-n.txt"),
+]
 
 
-def stamped(folder: Path) -> Path:
-    """A folder whose stamp names a file of a user's, with another hash than it has."""
-    (folder / ".stages").mkdir(parents=True)
-    (folder / "thesis.tex").write_bytes(THESIS)
-    described = {"thesis.tex": {"bytes": len(THESIS), "sha256": "0" * 64}}
-    stamp = {"parameters": {}, "inputs": {}, "versions": {}, "outputs": described, "counts": {}}
-    (folder / ".stages" / "old.json").write_text(json.dumps(stamp))
-    return folder / "thesis.tex"
+@pytest.fixture
+def run(inputs: Inputs, shell: Shell, tmp_path: Path) -> Callable[[str], str]:
+    """Lines that succeed, in a folder with a text to translate and one that is shorter than the inputs'."""
+    (tmp_path / "in.txt").write_text("w1 w2\n")
+    (tmp_path / "other.txt").write_text(inputs.text.read_text()[:-2000])
+    return lambda line: shell(line.format(inputs))
 
 
-@pytest.mark.parametrize("name", ["vocab.txt", "thesis.bin", "results.json"])
-def test_prepare_wmt_beside_files_of_others(inputs: Inputs, tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "out" / "data-bin"
-    folder.mkdir(parents=True)
-    (folder / name).write_bytes(THESIS)
-    flags = ("--from-dir", inputs.wmt, "--out", tmp_path / "out", "--vocab-size", "60", "--workers", "1")
-    assert relpos("prepare", "wmt", "en-de", *flags) == 2
-    assert (folder / name).read_bytes() == THESIS
+@pytest.fixture
+def refused(inputs: Inputs, shell: Shell, run: object) -> Callable[[str], str]:
+    """Lines there that fail."""
+    return lambda line: shell.refused(line.format(inputs))
 
 
-def test_a_stamp_removes_no_file_that_it_does_not_describe(inputs: Inputs, tmp_path: Path, capsys) -> None:
-    thesis = stamped(tmp_path / "out")
-    flags = ("--text", inputs.text, "--shares", "0.8,0.1,0.1", "--level", "char", "--workers", "1")
-    assert relpos("prepare", "lm", *flags, "--out", tmp_path / "out") == 2
-    assert "thesis.tex is there already and was not written by this command" in capsys.readouterr().err
-    assert thesis.read_bytes() == THESIS
+@pytest.mark.parametrize(("name", "line"), KEPT)
+def test_outputs_on_files_of_others(inputs: Inputs, tmp_path: Path, run, refused, name: str, line: str) -> None:
+    """Whoever wrote it: it stays and is named, and another run beside it changes nothing."""
+    for part, source in {"data": inputs.stream, "glue": inputs.glue, "models": inputs.translator.parent}.items():
+        if name.startswith(part):
+            shutil.copytree(source, tmp_path / part)
+    if name.startswith("stamped"):  # a stamp that describes it, with another hash than it has
+        described = {"thesis.tex": {"bytes": len(THESIS), "sha256": "0" * 64}}
+        stamp = {"parameters": {}, "inputs": {}, "versions": {}, "outputs": described, "counts": {}}
+        (tmp_path / "stamped/.stages").mkdir(parents=True)
+        (tmp_path / "stamped/.stages/old.json").write_text(json.dumps(stamp))
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.exists() or "data-bin" in name:
+        file.write_bytes(THESIS)
+    before = file.read_bytes()
+    assert file.name in refused(line)
+    if line.startswith("score"):
+        run(f"{SCORE} s.json")
+    assert file.read_bytes() == before
 
 
-def test_outputs_on_files_of_other_commands(inputs: Inputs, tmp_path: Path, capsys) -> None:
-    """A data folder's, the text's beside a checkpoint, a task's: read by the same command, or made by another."""
-    data = shutil.copytree(inputs.stream, tmp_path / "data")
-    glue = shutil.copytree(inputs.glue, tmp_path / "glue")
-    models = shutil.copytree(inputs.translator.parent, tmp_path / "models")
-    checkpoint, source = models / "checkpoint_last.pt", tmp_path / "in.txt"
-    source.write_text("w1 w2\n")
-    unit = next(path for path in sorted((models / "text").iterdir()) if path.is_file())
-    cases = (
-        (data / "valid.bin", ("evaluate", "lm", inputs.lm, "--data", data, "--by-token", data / "valid.bin")),
-        (unit, ("translate", checkpoint, source, "--out", unit)),
-        (checkpoint, ("average", inputs.translator, "--out", checkpoint)),
-        (models / "MODEL_CARD.md", ("translate", checkpoint, source, "--out", models / "MODEL_CARD.md")),
-        (
-            glue / "CoLA" / "train.tsv",
-            ("prepare", "glue", glue, "--tokenizer-folder", inputs.tokenizer, "--text", glue / "CoLA" / "train.tsv"),
-        ),
-        (glue / "CoLA" / "dev.tsv", ("prepare", "glue", glue, "--tokenizer-folder", inputs.tokenizer, "--out", glue)),
-    )
-    for file, words in cases:
-        before = sha256_of(file)
-        assert relpos(*words) == 2, words
-        assert file.name in capsys.readouterr().err
-        assert sha256_of(file) == before, words
-
-
-def test_a_command_replaces_no_other_commands_file(inputs: Inputs, tmp_path: Path, capsys) -> None:
-    made = tmp_path / "a.txt"
-    assert relpos("translate", inputs.translator, source_in(tmp_path), "--out", made, "--beam", "1") == 0
-    score = ("score", inputs.wmt / "test.de", "--reference", inputs.wmt / "test.de", "--target-lang", "de")
-    assert relpos(*score, "--out", made) == 2
-    assert "a.txt is there already and was written by relpos translate: move it" in capsys.readouterr().err
-
-
-LM = ("prepare", "lm", "--shares", "0.8,0.1,0.1", "--level", "char", "--workers", "1")
+def test_a_command_replaces_no_other_commands_file(run, refused) -> None:
+    run(f"{TRANSLATE} a.txt")
+    assert "a.txt is there already and was written by relpos translate: move it" in refused(f"{SCORE} a.txt")
 
 
 @pytest.mark.parametrize("moved", ["state", "folder", "unwritable"])
-def test_a_folder_is_gone_on_with_wherever_its_records_are(inputs: Inputs, tmp_path: Path, monkeypatch, moved) -> None:
+def test_a_folder_is_gone_on_with_wherever_its_records_are(tmp_path: Path, monkeypatch, run, moved: str) -> None:
     """On another machine or in a container, with the same options and with others: its own notes lie in it."""
-    out, other = tmp_path / "out", tmp_path / "other.txt"
-    other.write_text(inputs.text.read_text()[:-2000])
     if moved == "unwritable":
         monkeypatch.setenv("XDG_STATE_HOME", "/proc/none")
-    assert relpos(*LM, "--text", inputs.text, "--out", out) == 0
-    translate = ("translate", inputs.translator, source_in(tmp_path), "--out", tmp_path / "a.txt")
-    assert relpos(*translate, "--beam", "1") == 0
+    run(f"{LM} --text {{0.text}} --out out")
+    run(f"{TRANSLATE} a.txt")
     if moved == "state":
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
-    elif moved == "folder":
-        out = shutil.copytree(out, tmp_path / "copy")
-    assert relpos(*LM, "--text", other, "--out", out) == 0
-    assert relpos(*LM, "--text", other, "--out", out) == 0
+    if moved == "folder":
+        shutil.copytree(tmp_path / "out", tmp_path / "copy")
+    for _ in range(2):
+        run(f"{LM} --text other.txt --out {'copy' if moved == 'folder' else 'out'}")
     if moved != "state":
-        assert (
-            relpos("translate", inputs.translator, source_in(tmp_path), "--out", tmp_path / "a.txt", "--beam", "2") == 0
-        )
+        run("translate {0.translator} in.txt --beam 2 --out a.txt")
 
 
-def source_in(folder: Path) -> Path:
-    """A text to translate."""
-    (folder / "in.txt").write_text("w1 w2\n")
-    return folder / "in.txt"
-
-
-def test_tables_of_a_folder_that_was_copied(inputs: Inputs, tmp_path: Path, monkeypatch) -> None:
+def test_tables_of_a_folder_that_was_copied(tmp_path: Path, monkeypatch, run) -> None:
     """What was written beside no stamp: a second run has another result and other records outside."""
-    flags = (
-        "evaluate",
-        "length",
-        inputs.lm,
-        "--data",
-        inputs.stream,
-        "--lengths",
-        "8,16",
-        "--mem-len",
-        "0",
-        "--tokens",
-    )
-    assert relpos(*flags, "60", "--out", tmp_path / "a") == 0
+    line = "evaluate length {0.lm} --data {0.stream} --lengths 8,16 --mem-len 0"
+    run(f"{line} --tokens 60 --out a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
-    assert relpos(*flags, "40", "--out", tmp_path / "b") == 0
+    run(f"{line} --tokens 40 --out b")
 
 
-def test_a_comparison_goes_on_with_what_a_kill_left(inputs: Inputs, tmp_path: Path, monkeypatch) -> None:
+def test_a_comparison_goes_on_with_what_a_kill_left(tmp_path: Path, monkeypatch, run) -> None:
     """Checkpoints of fairseq-train and scores, which no stamp lists yet, with other records outside."""
-    work, results = tmp_path / "work", tmp_path / "results"
-    run = ("compare", "run", inputs.spec, "--work", work, "--results", results, "--keep-models")
-    assert relpos(*run) == 0
-    for stamp in work.rglob(".stages/*.json"):
+    line = "compare run {0.spec} --work work --results results --keep-models"
+    run(line)
+    for stamp in (tmp_path / "work").rglob(".stages/*.json"):
         if stamp.stem.startswith(("score-", "train")):
             stamp.unlink()
-    shutil.rmtree(results)
+    shutil.rmtree(tmp_path / "results")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
-    assert relpos(*run) == 0
-
-
-@pytest.mark.parametrize("name", [".stages/notes.json", ".partial-s.json", ".partial-1-s.json"])
-def test_no_name_makes_a_file_ours(inputs: Inputs, tmp_path: Path, name: str) -> None:
-    """Neither of a folder that notes of ours may lie in, nor of a temporary file, nor beside an output."""
-    (tmp_path / ".stages").mkdir()
-    (tmp_path / name).write_bytes(THESIS)
-    score = ("score", inputs.wmt / "test.de", "--reference", inputs.wmt / "test.de", "--target-lang", "de", "--out")
-    assert relpos(*score, tmp_path / name) == 2
-    assert relpos(*score, tmp_path / "s.json") == 0
-    assert (tmp_path / name).read_bytes() == THESIS
+    run(line)
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "file", "folder", "linked folder"])
-def test_what_lies_where_records_would_is_let_be(inputs: Inputs, tmp_path: Path, kind: str) -> None:
+def test_what_lies_where_records_would_is_let_be(tmp_path: Path, run, kind: str) -> None:
     """Nothing is written through a link or to a stranger's file, and no pipe is waited for; runs go on without."""
     out, mine = tmp_path / "out", tmp_path / "mine"
     notes = out / ".stages"
@@ -201,56 +165,46 @@ def test_what_lies_where_records_would_is_let_be(inputs: Inputs, tmp_path: Path,
         make |= {"pipe": os.mkfifo, "file": lambda p: p.write_bytes(THESIS), "folder": Path.mkdir}
         make[kind](notes / "written")
     for pairs in ("500", "400"):
-        assert relpos("corpus", "--out", out, "--train", pairs) == 0
+        run(f"corpus --out out --train {pairs}")
     assert kind == "linked folder" or mine.read_bytes() == THESIS
     assert kind != "file" or (notes / "written").read_bytes() == THESIS
     assert not (tmp_path / "none").exists() and not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_damaged_line_hides_no_other_record(inputs: Inputs, tmp_path: Path) -> None:
-    assert relpos("corpus", "--out", tmp_path / "out", "--train", "500") == 0
-    with (tmp_path / "out" / ".stages" / "written").open("ab") as file:
+def test_a_damaged_line_hides_no_other_record(tmp_path: Path, run) -> None:
+    run("corpus --out out --train 500")
+    with (tmp_path / "out/.stages/written").open("ab") as file:
         file.write(b'\xff\xfe\0{"by')
-    assert relpos("corpus", "--out", tmp_path / "out", "--train", "400") == 0
+    run("corpus --out out --train 400")
 
 
-def test_a_strangers_note_stays(inputs: Inputs, tmp_path: Path) -> None:
-    """A temporary name of another machine, and a file beside stamps that is none."""
-    out = tmp_path / "out"
-    assert relpos(*LM, "--text", inputs.text, "--out", out) == 0
-    (out / ".stages" / "mine.json").write_bytes(THESIS)
-    other = tmp_path / "other.txt"
-    other.write_text(inputs.text.read_text()[:-2000])
-    assert relpos(*LM, "--text", other, "--out", out) == 0
-    assert (out / ".stages" / "mine.json").read_bytes() == THESIS
-    strange = tmp_path / ".partial-0123abcd.1.1.1-n.txt"
-    strange.write_bytes(THESIS)
-    assert relpos("translate", inputs.translator, source_in(tmp_path), "--out", strange, "--beam", "1") == 2
-    assert strange.read_bytes() == THESIS
+def test_a_strangers_note_stays(tmp_path: Path, run) -> None:
+    """A file beside stamps that is none."""
+    run(f"{LM} --text {{0.text}} --out out")
+    (tmp_path / "out/.stages/mine.json").write_bytes(THESIS)
+    run(f"{LM} --text other.txt --out out")
+    assert (tmp_path / "out/.stages/mine.json").read_bytes() == THESIS
 
 
-def test_a_pipe_in_a_folder_is_no_file_of_ours(inputs: Inputs, tmp_path: Path) -> None:
-    flags = ("prepare", "glue", inputs.glue, "--tokenizer-folder", inputs.tokenizer, "--workers", "1", "--tasks", "RTE")
-    assert relpos(*flags, "--out", tmp_path / "out") == 0
-    os.mkfifo(tmp_path / "out" / "RTE" / "pipe")
-    assert relpos(*flags, "--out", tmp_path / "out", "--max-length", "20") == 2
-    assert (tmp_path / "out" / "RTE" / "pipe").is_fifo()
+def test_a_pipe_in_a_folder_is_no_file_of_ours(tmp_path: Path, run, refused) -> None:
+    line = GLUE.replace("glue glue", "glue {0.glue}") + " --tasks RTE --out out"
+    run(line)
+    os.mkfifo(tmp_path / "out/RTE/pipe")
+    refused(f"{line} --max-length 20")
+    assert (tmp_path / "out/RTE/pipe").is_fifo()
 
 
-def test_standard_output_may_be_a_file(inputs: Inputs, tmp_path: Path) -> None:
+def test_standard_output_may_be_a_file(inputs: Inputs, tmp_path: Path, run) -> None:
     """Of a shell's `>`, which is no file of another."""
-    words = ("-m", "relpos_fairseq.cli", "translate", inputs.translator, source_in(tmp_path), "--beam", "1")
+    words = f"-m relpos_fairseq.cli {TRANSLATE} /dev/stdout".format(inputs).replace("in.txt", str(tmp_path / "in.txt"))
     with (tmp_path / "out.txt").open("w") as file:
-        run = [sys.executable, *map(str, words), "--out", "/dev/stdout"]
-        assert subprocess.run(run, stdout=file, cwd=ROOT, timeout=300).returncode == 0
+        assert subprocess.run([sys.executable, *words.split()], stdout=file, cwd=ROOT, timeout=300).returncode == 0
     assert (tmp_path / "out.txt").read_text().count("\n") == 1
 
 
-def test_a_device_is_written_to(inputs: Inputs, tmp_path: Path) -> None:
+def test_a_device_is_written_to(run) -> None:
     """As other programs do: no temporary file beside /dev/null takes its place."""
-    source = tmp_path / "in.txt"
-    source.write_text("w1 w2\n")
-    assert relpos("translate", inputs.translator, source, "--out", "/dev/null") == 0
+    run(f"{TRANSLATE} /dev/null")
     assert Path("/dev/null").is_char_device()
 
 

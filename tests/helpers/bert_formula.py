@@ -28,13 +28,7 @@ from relpos_fairseq.saved.model import SavedModel
 
 KIND = "disentangled"  # as hf_deberta calls it
 
-_ACTIVATIONS = {
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "tanh": torch.tanh,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
+_ACTIVATIONS = {"gelu": F.gelu, "tanh": torch.tanh, "gelu_new": lambda x: F.gelu(x, approximate="tanh")}
 
 
 def weights_of(folder: Path, config: dict[str, Any], prefix: str) -> dict[str, Tensor]:
@@ -135,7 +129,9 @@ class Reference:
         slot = torch.arange(q.size(2))
         offset = slot[:, None] - slot[None, :]
         if config.get("position_buckets", -1) > 0:
-            offset = _log_bucket(offset, config["position_buckets"], _farthest(config))
+            given = config.get("max_relative_positions", -1)
+            farthest = given if given > 0 else config["max_position_embeddings"]  # before buckets
+            offset = _log_bucket(offset, config["position_buckets"], farthest)
         half = len(table) // 2
         row = (offset + half).clamp(0, 2 * half - 1)  # (T, T)
         terms = config["pos_att_type"]
@@ -154,10 +150,15 @@ class Reference:
         """Features, and the logits of every head that there is."""
         x = self.features(tokens, padding, types)
         found = {"features": x}
-        bert = not self.padded
-        head = "cls.predictions.transform.dense" if bert else "lm_head.dense"
-        if f"{head}.weight" in self.weights:
-            found["logits"] = self._lm(x, bert)
+        name, within, norm, act = "cls.predictions", "transform.", "LayerNorm", self.act
+        if self.padded:
+            name, within, norm, act = "lm_head", "", "layer_norm", F.gelu
+        if f"{name}.{within}dense.weight" in self.weights:
+            inner = self._norm(act(self._linear(x, f"{name}.{within}dense")), f"{name}.{within}{norm}")
+            tied = self.weights[f"{self.prefix}embeddings.word_embeddings.weight"]
+            weight = self.weights.get(f"{name}.decoder.weight", tied)
+            bias = self.weights.get(f"{name}.bias", self.weights.get(f"{name}.decoder.bias"))
+            found["logits"] = F.linear(inner, weight, bias)
         if "classifier.weight" in self.weights:
             act = _ACTIVATIONS[self.config.get("pooler_hidden_act", "tanh")]
             pooled = act(self._linear(x[:, 0], f"{self.prefix}pooler.dense"))
@@ -168,24 +169,6 @@ class Reference:
         if "qa_outputs.weight" in self.weights:
             found["spans"] = self._linear(x, "qa_outputs")
         return found
-
-    def _lm(self, x: Tensor, bert: bool) -> Tensor:
-        if bert:
-            x = self.act(self._linear(x, "cls.predictions.transform.dense"))
-            x = self._norm(x, "cls.predictions.transform.LayerNorm")
-        else:
-            x = self._norm(F.gelu(self._linear(x, "lm_head.dense")), "lm_head.layer_norm")
-        tied = self.weights[f"{self.prefix}embeddings.word_embeddings.weight"]
-        name = "cls.predictions" if bert else "lm_head"
-        weight = self.weights.get(f"{name}.decoder.weight", tied)
-        bias = self.weights.get(f"{name}.bias", self.weights.get(f"{name}.decoder.bias"))
-        return F.linear(x, weight, bias)
-
-
-def _farthest(config: dict[str, Any]) -> int:
-    """The largest distance, before buckets."""
-    given = config.get("max_relative_positions", -1)
-    return given if given > 0 else config["max_position_embeddings"]
 
 
 def _log_bucket(offset: Tensor, buckets: int, farthest: int) -> Tensor:

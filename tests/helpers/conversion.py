@@ -65,12 +65,12 @@ def model_of(values: dict[str, Any], rows: int = ROWS) -> RelPosRobertaModel:
 
 
 @torch.no_grad()
-def shake(model: nn.Module, seed: int = 1, size: float = 0.3) -> None:
+def shake(model: nn.Module) -> None:
     """Add noise to every parameter, so that no table is neutral and no two layers are alike."""
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=random, dtype=torch.float64)
-        parameter.add_(size * noise.to(parameter.dtype))
+        parameter.add_(0.3 * noise.to(parameter.dtype))
 
 
 def converted(source: dict[str, Any], target: dict[str, Any], **options: Any) -> tuple[Conversion, float]:
@@ -99,20 +99,19 @@ def assert_exact(source: dict, target: dict, **options) -> Conversion:
     return done
 
 
-def fairseq_roberta(folder: Path, style: str, seed: int = 1) -> tuple[Path, RobertaModel]:
+def fairseq_roberta(folder: Path, style: str) -> tuple[Path, RobertaModel]:
     """A checkpoint of fairseq's own RoBERTa, as one of its releases wrote it.
 
     Args:
         folder: where it is written.
         style: `argparse` (args, and the names of 2019), `legacy` (a Namespace in cfg, as today's
             fairseq-train writes for roberta) or `dataclass` (plain values in cfg).
-        seed: of its parameters.
     """
-    options = building.namespace(SIZES | {"activation_fn": "gelu_accurate"})
+    options = building.namespace(dict(SIZES))
     for name in ("layer_norm_eps", "load_checkpoint_heads"):
         delattr(options, name)
     model = RobertaModel.build_model(options, building.task_of(ROWS, POSITIONS)).eval()
-    shake(model, seed)
+    shake(model)
     with torch.no_grad():
         model.encoder.sentence_encoder.embed_tokens.weight[1] = 0
         model.encoder.sentence_encoder.embed_positions.weight[1] = 0
@@ -120,21 +119,10 @@ def fairseq_roberta(folder: Path, style: str, seed: int = 1) -> tuple[Path, Robe
     state = {key: value.detach().clone() for key, value in model.state_dict().items()}
     options.arch = options._name = "roberta"
     options.task, options.data, options.criterion = "masked_lm", ".", "masked_lm"
-    checkpoint = {
-        "model": state,
-        "args": None,
-        "cfg": None,
-        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}},
-        "optimizer_history": [
-            {
-                "criterion_name": "MaskedLmLoss",
-                "optimizer_name": "FairseqAdam",
-                "lr_scheduler_state": {},
-                "num_updates": 5,
-            }
-        ],
-        "last_optimizer_state": None,
-    }
+    history = {"criterion_name": "MaskedLmLoss", "optimizer_name": "FairseqAdam", "lr_scheduler_state": {}}
+    checkpoint = {"model": state, "args": None, "cfg": None, "last_optimizer_state": None}
+    checkpoint |= {"optimizer_history": [history | {"num_updates": 5}]}
+    checkpoint |= {"extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}}}
     if style == "argparse":
         checkpoint["args"], checkpoint["model"] = options, names_of_2019(state)
         del checkpoint["cfg"]
@@ -155,11 +143,8 @@ def as_plain(checkpoint: dict) -> dict:
             key = "encoder.sentence_encoder.embed_positions.weight"
         if not key.endswith("scheme_version"):
             state[key] = value
-    options = {
-        key: value
-        for key, value in checkpoint["cfg"]["model"].items()
-        if not key.startswith(("position_", "segment_", "num_segments", "clamp", "attention_ba"))
-    }
+    own = ("position_", "segment_", "num_segments", "clamp", "attention_ba")
+    options = {key: value for key, value in checkpoint["cfg"]["model"].items() if not key.startswith(own)}
     checkpoint["cfg"]["model"] = options | {"_name": "roberta"}
     return checkpoint | {"model": state}
 

@@ -10,19 +10,14 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from helpers.conversion import config, random_state
 from helpers.lm_models import randomized
-from relpos_fairseq.export import transformers_folder
 from relpos_fairseq.models.building import build_generating, build_roberta
 from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
 from relpos_fairseq.saved.checkpoint import OURS, checkpoint_of
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
 
-TEXTS = [
-    f"the {a} {b}s a {c}, née Zoë."
-    for a in ("old", "new")
-    for b in ("see", "hear", "make")
-    for c in ("house", "horse", "mouse", "hearse")
-]
+VERBS, NOUNS = ("sees", "hears", "makes"), ("house", "horse", "mouse", "hearse")
+TEXTS = [f"the {a} {b} a {c}, née Zoë." for a in ("old", "new") for b in VERBS for c in NOUNS]
 
 
 def write_text(folder, kind: str) -> int:
@@ -54,19 +49,15 @@ def write_checkpoint(folder, kind="bpe", scheme="m4", classes=0, spans=False, to
         state[f"encoder.{name}.weight"] = torch.randn(rows, 16, generator=draw)
     state["encoder.lm_head.weight"] = state["encoder.sentence_encoder.embed_tokens.weight"]
     state["encoder.lm_head.bias"] = torch.randn(rows, generator=draw)
-    if classes:
-        for name, shape in (("dense", (16, 16)), ("out_proj", (classes, 16))):
-            state[f"classification_heads.mine.{name}.weight"] = torch.randn(shape, generator=draw)
-            state[f"classification_heads.mine.{name}.bias"] = torch.randn(shape[0], generator=draw)
+    heads = {"classification_heads.mine.dense": 16 * bool(classes), "classification_heads.mine.out_proj": classes}
+    heads |= {"span_heads.spans.out_proj": 2 * spans, "token_heads.entities.out_proj": tokens}
+    for name, size in heads.items():
+        if size:
+            state[f"{name}.weight"] = torch.randn(size, 16, generator=draw)
+            state[f"{name}.bias"] = torch.randn(size, generator=draw)
     if classes or tokens:
         (folder / "text" / "label").mkdir()
         (folder / "text" / "label" / "dict.txt").write_text("yes 5\nno 3\nperhaps 1\n")
-    if spans:
-        state["span_heads.spans.out_proj.weight"] = torch.randn(2, 16, generator=draw)
-        state["span_heads.spans.out_proj.bias"] = torch.randn(2, generator=draw)
-    if tokens:
-        state["token_heads.entities.out_proj.weight"] = torch.randn(tokens, 16, generator=draw)
-        state["token_heads.entities.out_proj.bias"] = torch.randn(tokens, generator=draw)
     checkpoint = checkpoint_of("relpos_roberta", source, state, task or {})
     torch.save(checkpoint, folder / "model.pt")
     return build_roberta(source, state), folder / "model.pt"
@@ -97,15 +88,15 @@ def generating(kind: str, folder, text: bool = True, scheme: str = "m4", **more)
     return folder / "model.pt"
 
 
-def spoilt_before(monkeypatch, check: str, spoil) -> None:
-    """Let a folder be spoilt when it is whole, as a release or a file would, before a check of an export."""
-    original = getattr(transformers_folder, check)
+def spoilt_before(monkeypatch, module, check: str, spoil) -> None:
+    """Let a folder be spoilt when it is whole, as a release or a file would, before a check of a module's."""
+    original = getattr(module, check)
 
     def spoilt(folder, *given, **how):
         spoil(folder)
         return original(folder, *given, **how)
 
-    monkeypatch.setattr(transformers_folder, check, spoilt)
+    monkeypatch.setattr(module, check, spoilt)
 
 
 def computing_otherwise(folder, cls: str, line: str) -> None:

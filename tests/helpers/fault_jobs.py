@@ -69,41 +69,20 @@ def write_inputs(folder: Path) -> Inputs:
     for number, language in enumerate(("en", "de")):
         make_file(folder / "xquad" / f"xquad.{language}.json", 20, number)
     two = ("--max-update", "2", "--save-dir")
-    lengths = ("--tokens-per-sample", "24")
-    cli.call("train", packed, *ARCH, *MASKED_LM, *OPTIMIZE, *TRAINING, *lengths, *two, folder / "roberta")
-    cli.call(
-        "train",
-        questions,
-        *ARCH,
-        *OPTIMIZE,
-        *TRAINING,
-        *two,
-        folder / "answers",
-        *("--task", "question_answering", "--criterion", "question_answering"),
-        *("--tokens-per-sample", "40", "--doc-stride", "8", "--batch-size", "8"),
-        *("--max-query-length", "12"),
-    )
+    roberta = (*ARCH, *OPTIMIZE, *TRAINING)
+    answers = "--task question_answering --criterion question_answering --tokens-per-sample 40 --doc-stride 8"
+    answers = [*answers.split(), "--batch-size", "8", "--max-query-length", "12"]
+    cli.call("train", packed, *roberta, *MASKED_LM, "--tokens-per-sample", "24", *two, folder / "roberta")
+    cli.call("train", questions, *roberta, *answers, *two, folder / "answers")
     segment_corpus.train(stream, folder / "lm", *two[:2])
     corpus = cli.write_corpus(folder / "translation")
     cli.call("train", *cli.train_arguments(corpus, folder / "translator", *two[:2], *TRAINING))
     spec = folder / "spec.yaml"
     spec.write_text(SPEC)
-    return Inputs(
-        wmt=wmt_text.write_texts(folder / "wmt"),
-        translation=corpus.binary,
-        packed=packed,
-        stream=stream,
-        glue=write_glue(folder / "glue", train=60),
-        tokenizer=write_tokenizer(folder / "tokenizer"),
-        questions=questions,
-        xquad=folder / "xquad",
-        text=text,
-        checkpoint=folder / "roberta" / "checkpoint_last.pt",
-        translator=folder / "translator" / "checkpoint_last.pt",
-        reader=folder / "answers" / "checkpoint_last.pt",
-        lm=folder / "lm" / "checkpoint_last.pt",
-        spec=spec,
-    )
+    glue, tokenizer = write_glue(folder / "glue", train=60), write_tokenizer(folder / "tokenizer")
+    models = [folder / name / "checkpoint_last.pt" for name in ("roberta", "translator", "answers", "lm")]
+    sources = (wmt_text.write_texts(folder / "wmt"), corpus.binary, packed, stream, glue, tokenizer, questions)
+    return Inputs(*sources, folder / "xquad", text, *models, spec)
 
 
 def training(tool: Callable[[Inputs, Path], list]) -> Callable[[Inputs, Path], int]:
@@ -160,6 +139,11 @@ def _roberta(inputs: Inputs, out: Path) -> list:
     return [*data, "--tokens-per-sample", "24", "--max-update", str(UPDATES), "--save-dir", out]
 
 
+def line(words: str) -> Callable[[Inputs, Path], int]:
+    """A job that is a line of `relpos`; `{0.text}` in it is what it reads, `{1}` where it writes."""
+    return lambda inputs, out: relpos(*words.format(inputs, out).split())
+
+
 LM = ("--mem-len", "10", "--init-std", "0.3")
 JOBS: dict[str, Callable[[Inputs, Path], int]] = {
     "train translation": training(_translation),
@@ -168,55 +152,33 @@ JOBS: dict[str, Callable[[Inputs, Path], int]] = {
     "train roberta": training(_roberta),
     "train translation on two": on_two(_translation),
     "train xl on two": on_two(_language_model("relpos_transformer_xl_tiny")),
-    "prepare lm": lambda i, out: relpos(
-        *("prepare", "lm", "--text", i.text, "--shares", "0.8,0.1,0.1", "--level", "char"),
-        *("--out", out, "--workers", "1"),
+    "prepare lm": line("prepare lm --text {0.text} --shares 0.8,0.1,0.1 --level char --out {1} --workers 1"),
+    "prepare mlm": line(
+        "prepare mlm --train {0.text} --hold-out 0.2 --documents line --vocab-size 300 --tokens-per-sample 24"
+        " --out {1} --workers 1"
     ),
-    "prepare mlm": lambda i, out: relpos(
-        *("prepare", "mlm", "--train", i.text, "--hold-out", "0.2", "--documents", "line"),
-        *("--vocab-size", "300", "--tokens-per-sample", "24", "--out", out, "--workers", "1"),
+    "prepare glue": line("prepare glue {0.glue} --tokenizer-folder {0.tokenizer} --out {1} --workers 1"),
+    "prepare qa": line(
+        "prepare qa --train {0.questions}/train.json --train-articles 30 --train-tokenizer wordpiece --vocab-size 200"
+        " --out {1}"
     ),
-    "prepare glue": lambda i, out: relpos(
-        "prepare", "glue", i.glue, "--tokenizer-folder", i.tokenizer, "--out", out, "--workers", "1"
+    "prepare wmt": line("prepare wmt en-de --from-dir {0.wmt} --out {1} --vocab-size 60 --workers 1"),
+    "convert": line("convert {0.checkpoint} --data {0.packed} --to learned+m4 --out {1}/new"),
+    "average": line("average {0.checkpoint} {0.checkpoint} --out {1}/mean.pt"),
+    "export transformers": line("export transformers {0.checkpoint} --out {1}/served --data {0.packed}"),
+    "export onnx": line("export onnx {0.checkpoint} --out {1}/served --data {0.packed}"),
+    "export ct2": line("export ct2 {0.translator} --out {1}/served --data {0.translation} --sentences 8"),
+    "compare": line("compare run {0.spec} --work {1}/work --results {1}/results"),
+    "corpus": line("corpus --out {1} --train 400"),
+    "evaluate qa": line("evaluate qa {0.questions}/valid.json --checkpoint {0.reader} --cpu --out {1}/answers"),
+    "evaluate xtreme": line(
+        "evaluate xtreme --qa-model {0.reader} --qa-data {0.questions} --cpu --xquad {0.xquad} --out {1}"
     ),
-    "prepare qa": lambda i, out: relpos(
-        *("prepare", "qa", "--train", i.questions / "train.json", "--train-articles", "30"),
-        *("--train-tokenizer", "wordpiece", "--vocab-size", "200", "--out", out),
+    "evaluate length": line(
+        "evaluate length {0.lm} --data {0.stream} --lengths 8,16 --mem-len 0,8 --tokens 60 --out {1}"
     ),
-    "prepare wmt": lambda i, out: relpos(
-        *("prepare", "wmt", "en-de", "--from-dir", i.wmt, "--out", out, "--vocab-size", "60"), *("--workers", "1")
-    ),
-    "convert": lambda i, out: relpos(
-        "convert", i.checkpoint, "--data", i.packed, "--to", "learned+m4", "--out", out / "new"
-    ),
-    "average": lambda i, out: relpos("average", i.checkpoint, i.checkpoint, "--out", out / "mean.pt"),
-    "export transformers": lambda i, out: relpos(
-        "export", "transformers", i.checkpoint, "--out", out / "served", "--data", i.packed
-    ),
-    "export onnx": lambda i, out: relpos("export", "onnx", i.checkpoint, "--out", out / "served", "--data", i.packed),
-    "export ct2": lambda i, out: relpos(
-        "export", "ct2", i.translator, "--out", out / "served", "--data", i.translation, "--sentences", "8"
-    ),
-    "compare": lambda i, out: relpos("compare", "run", i.spec, "--work", out / "work", "--results", out / "results"),
-    "corpus": lambda i, out: relpos("corpus", "--out", out, "--train", "400"),
-    "evaluate qa": lambda i, out: relpos(
-        *("evaluate", "qa", i.questions / "valid.json", "--checkpoint", i.reader, "--cpu"), *("--out", out / "answers")
-    ),
-    "evaluate xtreme": lambda i, out: relpos(
-        *("evaluate", "xtreme", "--qa-model", i.reader, "--qa-data", i.questions, "--cpu"),
-        *("--xquad", i.xquad, "--out", out),
-    ),
-    "evaluate length": lambda i, out: relpos(
-        *("evaluate", "length", i.lm, "--data", i.stream, "--lengths", "8,16", "--mem-len", "0,8"),
-        *("--tokens", "60", "--out", out),
-    ),
-    "evaluate lm": lambda i, out: relpos(
-        *("evaluate", "lm", i.lm, "--data", i.stream, "--by-token", out / "tokens.jsonl")
-    ),
-    "score": lambda i, out: relpos(
-        *("score", i.wmt / "test.de", "--reference", i.wmt / "test.de", "--target-lang", "de"),
-        *("--out", out / "score.json"),
-    ),
+    "evaluate lm": line("evaluate lm {0.lm} --data {0.stream} --by-token {1}/tokens.jsonl"),
+    "score": line("score {0.wmt}/test.de --reference {0.wmt}/test.de --target-lang de --out {1}/score.json"),
 }
 
 

@@ -27,14 +27,8 @@ PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *"012345678"]
 MORE_PIECES = ["[PAD]", "[unused0]", *PIECES[1:5], *"abcdefghij", *(f"##{letter}" for letter in LETTERS[:-2])]
 WORDPIECES = [*PIECES[:5], *LETTERS, *(f"##{letter}" for letter in LETTERS)]
 TEXTS = [f"the {a} {b}s a {c}" for a in ("old", "new") for b in ("see", "hear") for c in ("house", "horse", "mouse")]
-SIZES = {
-    "vocab_size": len(PIECES),
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 30,
-}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+SIZES |= {"vocab_size": len(PIECES), "max_position_embeddings": 30}
 DEBERTA = {"relative_attention": True, "position_biased_input": False, "pad_token_id": 0}
 OWN = {  # of a family
     "Roberta": {"type_vocab_size": 1, "pad_token_id": 1},
@@ -83,9 +77,8 @@ def bert(folder: Path, kind: str = "absolute", suffix: str = "ForMaskedLM", **va
 
 def roberta(folder: Path, kind: str = "absolute", suffix: str = "ForMaskedLM", rows: float = 0, **values: Any):
     """A random RoBERTa without files of a tokenizer; its rows before position 0 and its token type are neutral."""
-    model = encoder(
-        folder, f"Roberta{suffix}", None, max_position_embeddings=26, position_embedding_type=kind, **values
-    )
+    values |= {"max_position_embeddings": 26, "position_embedding_type": kind}
+    model = encoder(folder, f"Roberta{suffix}", None, **values)
     with torch.no_grad():
         model.roberta.embeddings.position_embeddings.weight[:2] = rows
         model.roberta.embeddings.token_type_embeddings.weight.zero_()  # as in the released models
@@ -177,28 +170,26 @@ def with_template(folder: Path, template: str, kind: str = "pair") -> None:
     names = {"|": "[SEP]", "^": "[CLS]"}
     state = told(folder / "tokenizer.json")
     state["post_processor"][kind] = [
-        {"Sequence": {"id": one, "type_id": int(kind)}}
-        if one in "AB"
-        else {"SpecialToken": {"id": names[one], "type_id": int(kind)}}
-        for one, kind in zip(template[::2], template[1::2], strict=True)
+        {"SpecialToken" if one in names else "Sequence": {"id": names.get(one, one), "type_id": int(number)}}
+        for one, number in zip(template[::2], template[1::2], strict=True)
     ]
     (folder / "tokenizer.json").write_text(json.dumps(state))
 
 
-def _saved(place: Callable[[Path], Path], save: Callable[[Path], object]) -> Callable[[Path], Path]:
+def _file(name: str, save: Callable[[Path], object]) -> Callable[[Path], Path]:
     """A format that is a file in a folder."""
 
     def make(folder: Path) -> Path:
         folder.mkdir(exist_ok=True)
-        save(folder)
-        return place(folder)
+        save(folder / name)
+        return folder / name
 
     return make
 
 
-def _xl(folder: Path) -> None:
-    original.save(original.model(20), folder / "model.pt")
-    (folder / "vocab.txt").write_text("".join(f"w{number}\n" for number in range(20)))
+def _xl(path: Path) -> None:
+    original.save(original.model(20), path)
+    path.with_name("vocab.txt").write_text("".join(f"w{number}\n" for number in range(20)))
 
 
 def _exported(checkpoint: Callable[[Path], Path]) -> Callable[[Path], Path]:
@@ -210,43 +201,35 @@ def _exported(checkpoint: Callable[[Path], Path]) -> Callable[[Path], Path]:
     return make
 
 
-def _ours(folder: Path) -> Path:
-    folder.mkdir()
-    return write_checkpoint(folder, "wordpiece", "learned", classes=3)[1]
-
-
 def _translation(folder: Path) -> Path:
     marian(folder.with_name("en-fr"))
     assert relpos("convert", folder.with_name("en-fr"), "--to", "same", "--out", folder) == 0
     return folder / "model.pt"
 
 
-def _folder(cls: str, **values: Any) -> Callable[[Path], Path]:
-    return lambda folder: encoder(folder, cls, **values) and folder
+def folder_of(make: Callable, *given: Any, **values: Any) -> Callable[[Path], Path]:
+    """A format that is a folder."""
+    return lambda folder: make(folder, *given, **values) and folder
 
 
-def _deberta(name: str) -> Callable[[Path], Path]:
-    return lambda folder: deberta(folder, name) and folder
-
-
+STYLES = ("argparse", "legacy", "dataclass")
+OURS = _file("model.pt", lambda path: write_checkpoint(path.parent, "wordpiece", "learned", classes=3))
 # How a source of each format is made below a folder, which is what `relpos convert` is given.
 FORMATS: dict[str, Callable[[Path], Path]] = {
-    "bert": _folder("BertForMaskedLM"),
-    "bert classes": _folder("BertForSequenceClassification", **NAMES),
-    "bert without a head": _folder("BertModel"),
-    "bert relative": _folder("BertForMaskedLM", position_embedding_type="relative_key_query"),
-    "distilbert": _folder("DistilBertForMaskedLM"),
-    "deberta": _deberta("v1"),
-    "deberta v2": _deberta("v2-own"),
-    "deberta v3": _deberta("v3"),
-    "marian": lambda folder: marian(folder) and folder,
-    "opennmt": _saved(lambda f: f / "step_1.pt", lambda f: opennmt(max_relative_positions=3).save(f / "step_1.pt")),
-    "xl": _saved(lambda f: f / "model.pt", _xl),
-    "argparse": _saved(lambda f: f / "argparse.pt", lambda f: fairseq_roberta(f, "argparse")),
-    "legacy": _saved(lambda f: f / "legacy.pt", lambda f: fairseq_roberta(f, "legacy")),
-    "dataclass": _saved(lambda f: f / "dataclass.pt", lambda f: fairseq_roberta(f, "dataclass")),
-    "ours": _ours,
-    "exported": _exported(_ours),
+    "bert": folder_of(encoder, "BertForMaskedLM"),
+    "bert classes": folder_of(encoder, "BertForSequenceClassification", **NAMES),
+    "bert without a head": folder_of(encoder, "BertModel"),
+    "bert relative": folder_of(encoder, "BertForMaskedLM", position_embedding_type="relative_key_query"),
+    "distilbert": folder_of(encoder, "DistilBertForMaskedLM"),
+    "deberta": folder_of(deberta, "v1"),
+    "deberta v2": folder_of(deberta, "v2-own"),
+    "deberta v3": folder_of(deberta, "v3"),
+    "marian": folder_of(marian),
+    "opennmt": _file("step_1.pt", lambda path: opennmt(max_relative_positions=3).save(path)),
+    "xl": _file("model.pt", _xl),
+    **{style: _file(f"{style}.pt", lambda path: fairseq_roberta(path.parent, path.stem)) for style in STYLES},
+    "ours": OURS,
+    "exported": _exported(OURS),
     "translation": _exported(_translation),
 }
 
@@ -263,7 +246,7 @@ def change(path: Path, within: str = "", **values: Any) -> None:
     path.write_text(json.dumps(state))
 
 
-def change_tensors(folder: Path, values: dict | None = None, but: str = "$^", **how: Any) -> None:
+def change_tensors(folder: Path, values: dict | None = None, but: str = "$^") -> None:
     """Give a folder's weights other tensors, and leave those out of which a pattern is found in the name."""
     path = folder / "model.safetensors"
     state = load_file(path)
@@ -279,28 +262,32 @@ def change_checkpoint(path: Path, change: Callable[[dict], object]) -> None:
     torch.save(state, path)
 
 
-def config(**values: Any) -> Callable[[Path], None]:
-    """Damage: values of config.json."""
+# Damages: what spoils a source, by a function of its path.
+Damage = Callable[[Path], object]
+
+
+def config(**values: Any) -> Damage:
+    """Values of config.json."""
     return lambda source: change(source / "config.json", **values)
 
 
-def tensors(values: dict | None = None, but: str = "$^") -> Callable[[Path], None]:
-    """Damage: tensors that are others, and tensors that are missing."""
+def tensors(values: dict | None = None, but: str = "$^") -> Damage:
+    """Tensors that are others, and tensors that are missing."""
     return lambda source: change_tensors(source, values, but)
 
 
-def without(name: str) -> Callable[[Path], None]:
-    """Damage: a file that is missing."""
+def without(name: str) -> Damage:
+    """A file that is missing."""
     return lambda source: (source / name).unlink()
 
 
-def text(name: str, content: str) -> Callable[[Path], None]:
-    """Damage: a file of other content."""
+def text(name: str, content: str) -> Damage:
+    """A file of other content."""
     return lambda source: (source / name).write_text(content)
 
 
-def checkpoint(change: Callable[[dict], object]) -> Callable[[Path], None]:
-    """Damage: a checkpoint that holds something else."""
+def checkpoint(change: Callable[[dict], object]) -> Damage:
+    """A checkpoint that holds something else."""
     return lambda source: change_checkpoint(source, change)
 
 

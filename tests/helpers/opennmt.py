@@ -13,16 +13,18 @@ import torch
 from torch import nn
 
 SPECIAL = ["<unk>", "<blank>", "<s>", "</s>"]
+DEFAULTS = {"encoder_type": "transformer", "decoder_type": "transformer", "transforms": [], "norm_eps": 1e-6}
+DEFAULTS |= {"hidden_size": 16, "heads": 2, "transformer_ff": 24, "enc_layers": 2, "dec_layers": 2}
+DEFAULTS |= {"max_relative_positions": 3, "position_encoding": False, "add_qkvbias": False}
+DEFAULTS |= {"dropout": [0.1], "attention_dropout": [0.2]}
 
 
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int, reach: int, bias: bool) -> None:
         super().__init__()
         self.heads, self.reach, dim = heads, reach, width // heads
-        self.linear_keys = nn.Linear(width, width, bias=bias)
-        self.linear_values = nn.Linear(width, width, bias=bias)
-        self.linear_query = nn.Linear(width, width, bias=bias)
-        self.final_linear = nn.Linear(width, width, bias=bias)
+        for name in ("linear_keys", "linear_values", "linear_query", "final_linear"):
+            self.add_module(name, nn.Linear(width, width, bias=bias))
         if reach:
             self.relative_positions_embeddings = nn.Embedding(2 * reach + 1, dim)
 
@@ -146,25 +148,7 @@ class OpenNMT(nn.Module):
 
     def __init__(self, source: list[str], target: list[str], **options) -> None:
         super().__init__()
-        self.opt = Namespace(
-            **{
-                "encoder_type": "transformer",
-                "decoder_type": "transformer",
-                "hidden_size": 16,
-                "heads": 2,
-                "transformer_ff": 24,
-                "enc_layers": 2,
-                "dec_layers": 2,
-                "max_relative_positions": 3,
-                "position_encoding": False,
-                "add_qkvbias": False,
-                "dropout": [0.1],
-                "attention_dropout": [0.2],
-                "transforms": [],
-                "norm_eps": 1e-6,
-            }
-            | options
-        )
+        self.opt = Namespace(**DEFAULTS | options)
         self.symbols = source, target
         self.encoder = Encoder(len(source), self.opt)
         self.decoder = Decoder(len(target), self.opt)
@@ -189,13 +173,6 @@ class OpenNMT(nn.Module):
         """Write a checkpoint as version 3 does."""
         state = self.state_dict()
         vocabulary = dict(zip(("src", "tgt"), self.symbols, strict=True))
-        torch.save(
-            {
-                "model": {n: v for n, v in state.items() if "generator" not in n},
-                "generator": self.generator.state_dict(),
-                "vocab": vocabulary | {"data_task": "seq2seq", "decoder_start_token": "<s>"},
-                "opt": self.opt,
-                "optim": {},
-            },
-            path,
-        )
+        vocabulary |= {"data_task": "seq2seq", "decoder_start_token": "<s>"}
+        checkpoint = {"model": {n: v for n, v in state.items() if "generator" not in n}, "vocab": vocabulary}
+        torch.save(checkpoint | {"generator": self.generator.state_dict(), "opt": self.opt, "optim": {}}, path)

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from helpers.lm_models import lm_config, randomized, small_xl
-from helpers.models import small_config, small_task
+from helpers.models import small_config, small_model, small_task
 from helpers.roberta import SMALL
 from relpos_fairseq.export import transformers as ours
 from relpos_fairseq.models.configs import RelPosRobertaConfig, RelPosTransformerLMConfig, RelPosTransformerXLConfig
-from relpos_fairseq.models.relpos_transformer import RelPosTransformerModel
 from relpos_fairseq.models.relpos_transformer_lm import RelPosTransformerLanguageModel
 from relpos_fairseq.schemes import REGISTER
 
@@ -71,9 +70,7 @@ def translation(scheme: str, seed: int) -> tuple[Any, Any]:
     values = {"max_source_positions": 64, "max_target_positions": 64}
     if scheme in REGISTER and REGISTER[scheme].causal_only:
         values["decoder_position_scheme"], scheme = scheme, "none"
-    torch.manual_seed(seed)
-    model = RelPosTransformerModel.build_model(small_config(position_scheme=scheme, **values), small_task())
-    model = ending(randomized(model))
+    model = ending(randomized(small_model(seed, position_scheme=scheme, **values)))
     return model, _with_weights(built(SEQ2SEQ, scheme, **values), model)
 
 

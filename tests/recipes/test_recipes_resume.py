@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 
 import relpos_fairseq  # noqa: F401  registers the models
 from helpers import FULL, ROOT, USER_DIR, recipes
-from helpers.commands import captured, load, write_corpus
+from helpers.commands import assert_same_state, captured, load, write_corpus
 from helpers.questions import make_data
 from helpers.roberta import write_packed, write_pairs
 from helpers.segment_corpus import write_corpus as write_stream
@@ -39,11 +39,15 @@ SHAPE = {"embed_dim": 16, "ffn_embed_dim": 16, "layers": 1, "attention_heads": 2
 SIDES = ("encoder", "decoder")
 SIDES_OF = {"translation": SIDES, "language_modeling": SIDES[1:]}
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
-POSITIONS = {
-    "model.position_scheme": "shaw",
-    "model.position_clip_distance": 3,
-    "model.position_share": "heads",
-    "model.attention_backend": "reference",
+POSITIONS = {"model.position_scheme": "shaw", "model.position_clip_distance": 3}
+POSITIONS |= {"model.position_share": "heads", "model.attention_backend": "reference"}
+# What makes the data of a task small.
+OF_TASK = {
+    "translation": "task.source_lang=src task.target_lang=tgt dataset.max_tokens=500",
+    "masked_lm": "task.tokens_per_sample=24 dataset.batch_size=6 dataset.max_tokens=null",
+    "sentence_prediction": "dataset.batch_size=16 dataset.valid_subset=valid task.max_positions=24",
+    "question_answering": "dataset.batch_size=40 task.tokens_per_sample=48 task.doc_stride=12 task.max_query_length=12",
+    "segment_language_modeling": "task.tokens_per_sample=8 model.mem_len=8 dataset.batch_size=2",
 }
 SMALL = [
     *("++common.cpu=true", "++common.fp16=false", "++common.bf16=false"),
@@ -79,62 +83,46 @@ def test_recipes_say_how_they_are_launched(path: Path) -> None:
     assert f"save_dir: checkpoints/{within}{saved} " in text
 
 
+def composed(name: str, *overrides: str):
+    """The config that fairseq-hydra-train makes of a recipe."""
+    path = EXAMPLES / f"{name}.yaml"
+    return recipes.composed(path.parent, path.stem, *overrides)
+
+
 def shrunken(name: str, data: dict[str, Path]) -> list[str]:
     """The overrides that make a recipe small; a model's shape needs no `++`."""
-    path = EXAMPLES / f"{name}.yaml"
-    known = OmegaConf.to_container(recipes.composed(path.parent, path.stem))
+    known = OmegaConf.to_container(composed(name))
     task = known["task"]["_name"]
     regression = task == "sentence_prediction" and known["criterion"]["regression_target"]
     more = [f"++task.data={data['regression' if regression else task]}", *SMALL]
     sides = SIDES_OF.get(name.split("/")[0], SIDES[:1])
     more += [f"model.{side}_{key}={value}" for side in sides for key, value in SHAPE.items()]
     more += [f"++lr_scheduler.warmup_updates={2 if task != 'segment_language_modeling' else 0}"]
-    if "total_num_update" in known["lr_scheduler"]:
-        more.append(f"++lr_scheduler.total_num_update={UPDATES}")
-    if (known["checkpoint"].get("save_interval_updates") or 0) > 0:
-        more.append("++checkpoint.save_interval_updates=2")
-    if "finetune_from_model" in known["checkpoint"]:
-        more.append("++checkpoint.finetune_from_model=null")
-    if "max_epoch" in known["optimization"]:
-        more.append("++optimization.max_epoch=9")
-    if (known["optimization"].get("update_freq") or [1])[0] > 1:
-        more.append("++optimization.update_freq=[2]")
-    return more + OF_TASK[task](name, known)
+    saving, optimized = known["checkpoint"], known["optimization"]
+    where = {
+        f"lr_scheduler.total_num_update={UPDATES}": "total_num_update" in known["lr_scheduler"],
+        "checkpoint.save_interval_updates=2": (saving.get("save_interval_updates") or 0) > 0,
+        "checkpoint.finetune_from_model=null": "finetune_from_model" in saving,
+        "optimization.max_epoch=9": "max_epoch" in optimized,
+        "optimization.update_freq=[2]": (optimized.get("update_freq") or [1])[0] > 1,
+        "task.num_classes=2": task == "sentence_prediction" and not regression,
+    }
+    more += [f"++{value}" for value, needed in where.items() if needed]
+    if "wt103" in name:
+        more += [f"++model.adaptive_{side}_cutoff='6,9'" for side in ("input", "softmax")]
+    return [*more, *(f"++{value}" for value in OF_TASK[task].split())]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_takes_what_one_changes(name):
     """Without `++`."""
-    path = EXAMPLES / f"{name}.yaml"
     part = name.split("/")[0]
     changed = {f"model.{side}_{key}": value for side in SIDES_OF.get(part, SIDES[:1]) for key, value in SHAPE.items()}
     changed |= dict.fromkeys((f"model.{key}" for key in DROPOUTS), 0.25) | POSITIONS
     if part == "translation":
         changed |= {"task.eval_bleu": True, "task.eval_bleu_remove_bpe": "sentencepiece"}
-    cfg = recipes.composed(path.parent, path.stem, *(f"{k}={v}" for k, v in changed.items()))
+    cfg = composed(name, *(f"{k}={v}" for k, v in changed.items()))
     assert {key: OmegaConf.select(cfg, key) for key in changed} == changed
-
-
-OF_TASK = {
-    "translation": lambda name, known: [
-        *("++task.source_lang=src", "++task.target_lang=tgt", "++dataset.max_tokens=500")
-    ],
-    "masked_lm": lambda name, known: [
-        *("++task.tokens_per_sample=24", "++dataset.batch_size=6", "++dataset.max_tokens=null")
-    ],
-    "sentence_prediction": lambda name, known: [
-        *("++dataset.batch_size=16", "++dataset.valid_subset=valid", "++task.max_positions=24"),
-        *([] if known["criterion"]["regression_target"] else ["++task.num_classes=2"]),
-    ],
-    "question_answering": lambda name, known: [
-        *("++dataset.batch_size=40", "++task.tokens_per_sample=48", "++task.doc_stride=12"),
-        "++task.max_query_length=12",
-    ],
-    "segment_language_modeling": lambda name, known: [
-        *("++task.tokens_per_sample=8", "++model.mem_len=8", "++dataset.batch_size=2"),
-        *(f"++model.adaptive_{s}_cutoff='6,9'" for s in ("input", "softmax") if "wt103" in name),
-    ],
-}
 
 
 def in_fork(name: str, overrides: list[str], at: int | None = None, do: Callable[[], object] | None = None) -> int:
@@ -155,9 +143,8 @@ def in_fork(name: str, overrides: list[str], at: int | None = None, do: Callable
             return step(self, *args, **kwargs)
 
         Trainer.train_step = counted
-        path = EXAMPLES / f"{name}.yaml"
         with captured():
-            _hydra_main(recipes.composed(path.parent, path.stem, *overrides))
+            _hydra_main(composed(name, *overrides))
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -165,25 +152,9 @@ def in_fork(name: str, overrides: list[str], at: int | None = None, do: Callable
         os._exit(status)
 
 
-def assert_same(found, expected, where: str = "") -> None:
-    """Compare parts of checkpoints, bit by bit."""
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys(), where
-        for key in expected:
-            assert_same(found[key], expected[key], f"{where}.{key}")
-    elif isinstance(expected, list | tuple):
-        for number, pair in enumerate(zip(found, expected, strict=True)):
-            assert_same(*pair, f"{where}[{number}]")
-    elif isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected), where
-    else:
-        assert found == expected, where
-
-
 def kind_of(name: str) -> str:
     """What a resume hangs on: a recipe's parts by name, how it counts updates, and how it saves."""
-    path = EXAMPLES / f"{name}.yaml"
-    known = OmegaConf.to_container(recipes.composed(path.parent, path.stem))
+    known = OmegaConf.to_container(composed(name))
     parts = [known[part]["_name"] for part in ("task", "criterion", "optimizer", "lr_scheduler")]
     family = "_".join(known["model"]["_name"].split("_")[:3])
     accumulates = (known["optimization"].get("update_freq") or [1])[0] > 1
@@ -214,20 +185,19 @@ def test_a_killed_recipe_resumes_to_the_same_checkpoint(data, resumed, tmp_path,
     copy = partial(shutil.copytree, whole, parts)
     assert in_fork(name, [*overrides, f"checkpoint.save_dir={whole}"], kill_at, copy) == 0
     assert parts.exists()
-    again = []
+    saved = [whole / "checkpoint_last.pt"]
     if kind not in resumed:
         resumed.add(kind)
         assert in_fork(name, [*overrides, f"checkpoint.save_dir={parts}"]) == 0
-        again = [load(parts / "checkpoint_last.pt")]
-    once = load(whole / "checkpoint_last.pt")
-    for found in (once, *again):
+        saved.append(parts / "checkpoint_last.pt")
+        assert_same_state(*saved)
+    states = [load(path) for path in saved]
+    for found in states:
         assert found["optimizer_history"][-1]["num_updates"] == UPDATES
         model = found["cfg"]["model"]
         assert 16 in (model.get("encoder_embed_dim"), model.get("decoder_embed_dim"))
-    for twice in again:
-        for part in ("model", "last_optimizer_state"):
-            assert_same(twice[part], once[part], part)
-        assert_same(twice["extra_state"]["train_iterator"], once["extra_state"]["train_iterator"])
+        assert found["last_optimizer_state"]["param_groups"] == states[0]["last_optimizer_state"]["param_groups"]
+        assert found["extra_state"]["train_iterator"] == states[0]["extra_state"]["train_iterator"]
 
 
 # Stands for fairseq-train: the script's own flags, then smaller ones; dies where it is told to.
@@ -256,10 +226,8 @@ def test_a_killed_script_resumes_to_the_same_checkpoint(tmp_path):
     What a kill would leave is copied while the whole one trains; each night (RELPOS_ONNX=full) one is killed.
     """
     (tmp_path / "trainer.py").write_text(TRAINER)
-    for name, text in {
-        "python": PYTHON,
-        "fairseq-train": f'#!/bin/sh\nexec {sys.executable} {tmp_path}/trainer.py "$@"\n',
-    }.items():
+    trainer = f'#!/bin/sh\nexec {sys.executable} {tmp_path}/trainer.py "$@"\n'
+    for name, text in {"python": PYTHON, "fairseq-train": trainer}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     draw = random.Random(1)
@@ -278,6 +246,4 @@ def test_a_killed_script_resumes_to_the_same_checkpoint(tmp_path):
     assert not FULL or run("parts", KILL_AT="5") != 0
     assert not (tmp_path / "parts" / "alibi-7" / "finished").exists()
     assert run("parts") == 0
-    once, twice = (load(tmp_path / part / "alibi-7" / "checkpoint_last.pt") for part in ("whole", "parts"))
-    for part in ("model", "last_optimizer_state"):
-        assert_same(twice[part], once[part], part)
+    assert_same_state(*(tmp_path / part / "alibi-7" / "checkpoint_last.pt" for part in ("whole", "parts")))

@@ -1,4 +1,4 @@
-"""install.sh and test.sh take the Python that they are told to, or say in a line why not."""
+"""install.sh and test.sh take the Python that they are told to, or say in a line why not; options are passed on."""
 
 from __future__ import annotations
 
@@ -32,26 +32,22 @@ exit 127
 @pytest.fixture
 def pythons(tmp_path) -> Path:
     """A root with the scripts, and a folder of Pythons: 3.11, 3.12, 3.13, and a shim of 3.10."""
+    (tmp_path / "scripts").mkdir()
     for name in ("install.sh", "test.sh"):
-        (tmp_path / "scripts").mkdir(exist_ok=True)
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
-    for name, version in (("python3", "3.11"), ("python3.12", "3.12"), ("other", "3.13")):
+    (tmp_path / "bin").mkdir()
+    for name, version in {"python3": "3.11", "python3.12": "3.12", "other": "3.13", "python3.10": None}.items():
         path = tmp_path / "bin" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(PYTHON.format(version=version, log=tmp_path / "log"))
+        path.write_text(PYTHON.format(version=version, log=tmp_path / "log") if version else SHIM)
         path.chmod(0o755)
-    shim = tmp_path / "bin" / "python3.10"
-    shim.write_text(SHIM)
-    shim.chmod(0o755)
     return tmp_path
 
 
 def failed(root: Path, script: str, *arguments: str, **more: str) -> str:
     """The last line of a script that must fail."""
     environment = {"PATH": f"{root / 'bin'}:/usr/bin:/bin", **more}
-    done = subprocess.run(
-        ["bash", root / "scripts" / script, *arguments], env=environment, capture_output=True, text=True, timeout=60
-    )
+    words = ["bash", root / "scripts" / script, *arguments]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     return done.stderr.splitlines()[-1]
 
@@ -108,19 +104,19 @@ def test_an_interpreter_of_that_version_may_be_named(pythons):
     assert "no Python 3.12 among" in run(pythons, "install.sh", "--python", "3.12", PYTHON=other)
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (("--python",), "--python needs a version, as in --python 3.12"),
-        (("--python", "4"), "--python must be a version as 3.12, got 4"),
-        (("--python", "3.9"), "--python must be 3.10 or newer, got 3.9"),
-        (("--python", "3.10"), "no Python 3.10 among python3.10 python3 python; name one: PYTHON="),
-        (("--python", "3.14"), "no Python 3.14 among python3.14 python3 python; name one: PYTHON="),
-    ],
-)
-def test_what_cannot_be_is_one_line(pythons, given, said):
+REFUSED = {
+    "": "--python needs a version, as in --python 3.12",
+    "4": "--python must be a version as 3.12, got 4",
+    "3.9": "--python must be 3.10 or newer, got 3.9",
+    "3.10": "no Python 3.10 among python3.10 python3 python; name one: PYTHON=",
+    "3.14": "no Python 3.14 among python3.14 python3 python; name one: PYTHON=",
+}
+
+
+@pytest.mark.parametrize("version", REFUSED)
+def test_what_cannot_be_is_one_line(pythons, version):
     for script in ("install.sh", "test.sh"):
-        assert f"[install] error: {said}" in run(pythons, script, *given)
+        assert f"[install] error: {REFUSED[version]}" in run(pythons, script, "--python", *version.split())
     assert not (pythons / "log").exists()
 
 
@@ -151,15 +147,13 @@ def test_wheels_that_others_may_have_written_are_not_taken(tmp_path, chosen, par
     kept = usual / "fairseq_fixed-1.whl"
     kept.write_bytes(b"")
     assert chosen() == usual
-    places = [kept, *kept.parents]
-    place = places[part]
+    place = [kept, *kept.parents][part]
     place.chmod(mode | (place.stat().st_mode & 0o111))
     assert chosen() == tmp_path / ".venv" / "wheels"
 
 
 def test_a_strangers_wheel_is_not_taken(tmp_path, chosen) -> None:
-    usual = chosen()
-    wheel = usual / "fairseq_fixed-1.whl"
+    wheel = chosen() / "fairseq_fixed-1.whl"
     wheel.write_bytes(b"")
     try:
         os.chown(wheel, 12345, -1)
@@ -181,3 +175,16 @@ def test_every_python_has_one_pin_of_a_package(version):
     here = {"python_version": version, "python_full_version": f"{version}.0"}
     served = [pin.name for pin in parsed if not pin.marker or pin.marker.evaluate(here)]
     assert len(served) == len(names) and set(served) == names
+
+
+def test_the_quickstarts_script_passes_options_on(tmp_path):
+    """In a checkout whose Python prints what it is asked to run, and install.sh does nothing."""
+    path = "examples/quickstart.sh"
+    for file, text in {".venv/bin/python": 'echo python "$@"\n', "scripts/install.sh": "exit 0\n"}.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(f"#!/usr/bin/env bash\n{text}")
+        (tmp_path / file).chmod(0o755)
+    (tmp_path / path).parent.mkdir()
+    shutil.copy(ROOT / path, tmp_path / path)
+    said = subprocess.check_output(["bash", tmp_path / path, "--workers", "8"], text=True).split()
+    assert said[-2:] == ["--workers", "8"] and "quickstart" in said

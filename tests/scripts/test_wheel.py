@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -16,14 +15,13 @@ from pathlib import Path
 import fairseq
 import pytest
 
-from helpers import FULL, ROOT
+from helpers import FULL, ROOT, processes
 from helpers.commands import SMALL, TRAIN, Corpus, child_environment
 from relpos_fairseq.lab.comparison.run import code_version
 
 SITE = Path(sysconfig.get_path("purelib"))
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 OFFLINE = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
-TOOLS = {"fairseq-train": "train", "fairseq-hydra-train": "hydra_train"}
 # Of examples/ the pages and what runs; tables of results, pages of a report and pictures stay behind.
 KINDS = (".md", ".yaml", ".sh", ".sbatch", ".py")
 pytestmark = pytest.mark.slow
@@ -32,15 +30,7 @@ pytestmark = pytest.mark.slow
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """What a command prints that must succeed, in an environment without this checkout on its path."""
     clean = {name: value for name, value in child_environment().items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        list(map(str, command)),
-        cwd=cwd,
-        env=clean | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        timeout=300,
-    )
+    done = processes.run(list(command), cwd=cwd, env=clean | environment, joined=True, anew=True)
     assert done.returncode == 0, f"{command}:\n{done.stdout[-4000:]}"
     return done.stdout
 
@@ -83,15 +73,15 @@ def environment(folder: Path, *installed: str | Path) -> Path:
     venv.create(folder, symlinks=True)
     programs = folder / "bin"
     site = Path(run(programs / "python", "-c", "import site; print(site.getsitepackages()[0])", cwd=folder).strip())
-    (site / "packages.pth").write_text(
-        f"{SITE}\n"
-    )  # a folder: .pth files in it, as an editable install's, are not read
+    # A folder: .pth files in it, as an editable install's, are not read.
+    (site / "packages.pth").write_text(f"{SITE}\n")
     place = Path(fairseq.__file__).parent
     for name in ("fairseq", "fairseq_cli"):
         shutil.copytree(place.with_name(name), site / name)
-    for name, module in TOOLS.items():
-        (programs / name).write_text(f'#!/bin/sh\nexec "{programs}/python" -m fairseq_cli.{module} "$@"\n')
-        (programs / name).chmod(0o755)
+    for name in ("train", "hydra_train"):
+        program = programs / f"fairseq-{name.replace('_', '-')}"
+        program.write_text(f'#!/bin/sh\nexec "{programs}/python" -m fairseq_cli.{name} "$@"\n')
+        program.chmod(0o755)
     run(*PIP, "--python", programs / "python", "install", *OFFLINE, *installed, cwd=folder)
     return programs
 
@@ -109,9 +99,8 @@ def shipped(folder: Path, *kinds: str) -> set[str]:
 
 def test_what_they_carry(sdist: Path, wheel: Path) -> None:
     """Code, pages, kernels and recipes, the licence, and no test."""
-    package = {
-        f"relpos_fairseq/{name}" for name in shipped(ROOT / "relpos_fairseq", *KINDS, ".c", ".h", ".jinja", ".json")
-    }
+    code = (*KINDS, ".c", ".h", ".jinja", ".json")
+    package = {f"relpos_fairseq/{name}" for name in shipped(ROOT / "relpos_fairseq", *code)}
     recipes = shipped(ROOT / "examples", *KINDS)
     assert {"relpos_fairseq/attention/native/kernel.c", "relpos_fairseq/patches/README.md"} < package
     assert {"quickstart.sh", "translation/train.sbatch", "roberta/finetune_mrpc.py"} < recipes
