@@ -58,7 +58,7 @@ def parallel(folder: Path, bpe: str) -> None:
         bpe = "sentencepiece"
     chosen = {"languages": ["en", "de"], "tokenizer": "none", "normalization": "identity", "bpe": bpe}
     (folder / "manifest.json").write_text(json.dumps({"settings": chosen}))
-    write_dictionary(folder / "dict.de.txt", [("a", 1)])
+    write_dictionary(folder / "dict.de.txt", [("a", 1), ("two@@", 1)])
 
 
 def level(folder: Path, name: str) -> None:
