@@ -262,8 +262,5 @@ class BenchmarkSampling:
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.lab.benchmarks.sampling import Workload, benchmark
 
-        print(
-            benchmark(
-                self.checkpoint, self.data, Workload(self.prompt_tokens, self.tokens, self.batch_size), self.rounds
-            )
-        )
+        workload = Workload(self.prompt_tokens, self.tokens, self.batch_size)
+        print(benchmark(self.checkpoint, self.data, workload, self.rounds))

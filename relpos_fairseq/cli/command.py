@@ -122,21 +122,17 @@ def add_options(parser: argparse.ArgumentParser, cls: type) -> None:
         group, exclusive = how.pop("group", None), how.pop("exclusive", None)
         for name in ("positional", *BOUNDS):
             how.pop(name, None)
-        if exclusive is not None:
-            place = places.setdefault(("exclusive", exclusive), None) or parser.add_mutually_exclusive_group()
-            places["exclusive", exclusive] = place
-        else:
-            if group is not None and group not in places:
-                places[group] = parser.add_argument_group(group)
-            place = places.get(group, parser)
+        place = group if exclusive is None else ("exclusive", exclusive)
+        if place is not None and place not in places:
+            made = parser.add_argument_group(group) if exclusive is None else parser.add_mutually_exclusive_group()
+            places[place] = made
         if "type" not in how and how.get("action") != "store_true":
             how = reading_of(field.type) | how
             if how.get("action") == "append":  # a value each time
                 how.pop("nargs", None)
         if (name := spelling(field)).startswith("--"):
-            place.add_argument(name, **{"required": "default" not in how} | how)
-        else:
-            place.add_argument(name, **how)
+            how = {"required": "default" not in how} | how
+        places.get(place, parser).add_argument(name, **how)
 
 
 def reading_of(annotation: Any) -> dict[str, Any]:

@@ -120,13 +120,11 @@ class Plot:
 
     def run(self, argv: Sequence[str]) -> None:
         logging.basicConfig(level=logging.WARNING)  # before fairseq is imported, which reports more
-        if self.curves:
-            from relpos_fairseq.plots.results import draw_curves
+        if self.curves or self.scores:
+            from relpos_fairseq.plots.results import draw_curves, draw_score_bars
 
-            return draw_curves(self.curves, self.measure, self.out)
-        if self.scores:
-            from relpos_fairseq.plots.results import draw_score_bars
-
+            if self.curves:
+                return draw_curves(self.curves, self.measure, self.out)
             return draw_score_bars(self.scores, self.on.split(","), self.out)
         from relpos_fairseq.plots.checkpoint import draw_checkpoint
 

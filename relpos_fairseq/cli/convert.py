@@ -78,16 +78,8 @@ class Convert(Positions):
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.formats.convert import Job, convert_on_disk
 
-        given = {name: getattr(self, name) for name, _, _ in POSITIONS}
-        job = Job(
-            to=self.to,
-            given=given | {"max_positions": self.positions},
-            approximate=self.approximate,
-            init=self.init,
-            fill=self.fill,
-            head=self.head,
-            seed=self.seed,
-        )
+        given = {name: getattr(self, name) for name, _, _ in POSITIONS} | {"max_positions": self.positions}
+        job = Job(self.to, given, self.approximate, self.init, self.fill, self.head, self.seed)
         convert_on_disk(job, self.source, self.out, self.data)
 
 
@@ -207,4 +199,4 @@ class ExportTransformers:
             done = export_generating(self.checkpoint, self.out, self.data)
         else:
             done = export_roberta(self.checkpoint, self.out, self.data, self.head)
-        print(f"wrote {self.out}: {done.line()}")
+        print(f"wrote {self.out}: {done}")

@@ -33,6 +33,7 @@ class Questions:
 class Training:
     """What every fine-tuning by a protocol takes."""
 
+    models: list[str] = argument("pre-trained models", metavar="[NAME=]CHECKPOINT")
     lr: list[float] | None = option(None, "other learning rates than the protocol's", above=0)
     epochs: list[int] | None = option(None, "other numbers of epochs", above=0)
     seeds: list[int] | None = option(None, "other seeds", above=0)
@@ -219,7 +220,6 @@ class FinetuneGlue(Training):
     """
 
     data: InFolder = required("folder that `relpos prepare glue` wrote")
-    models: list[str] = argument("pre-trained models", metavar="[NAME=]CHECKPOINT")
     out: OutFolder = required("folder of the runs and the table")
     protocol: str = option(
         "huang",
@@ -259,7 +259,6 @@ class FinetuneXtreme(Questions, Training):
     median of its trials. Runs that have ended and evaluations are kept: the same command goes on.
     """
 
-    models: list[str] = argument("pre-trained models", metavar="[NAME=]CHECKPOINT")
     out: OutFolder = required("folder of the runs, predictions and the table")
     xnli: InFolder | None = option(None, "XNLI, as `relpos prepare glue` wrote it")
     squad: InFolder | None = option(None, "English questions, as `relpos prepare qa` wrote them")

@@ -8,9 +8,6 @@ from relpos_fairseq.cli.command import command
 from relpos_fairseq.io.command import CONTINUE
 from relpos_fairseq.io.options import InFolder, OutFolder, option
 
-DEFAULT_SCHEME = "m4"
-MAX_UPDATE = 750  # one scheme: about three minutes on two idle cores
-SEED = 1
 QUICKSTART = """\
 your own text (--from-dir DIR): one sentence a line, UTF-8, plain or .gz, line n of one language
 translates line n of the other:
@@ -51,7 +48,7 @@ class Quickstart:
     """
 
     position_scheme: str = option(
-        DEFAULT_SCHEME,
+        "m4",
         "the scheme, or several joined by + (default: %(default)s); an unknown name lists all",
         metavar="SCHEME",
         exclusive=0,
@@ -61,9 +58,10 @@ class Quickstart:
     source_lang: str | None = option(None, "language of the source (default: from file names)", metavar="SRC")
     target_lang: str | None = option(None, "language of the target (default: from file names)", metavar="TGT")
     out: OutFolder = option(Path("quickstart_out"), "default: %(default)s")
-    max_update: int = option(MAX_UPDATE, "updates of training (default: %(default)s)", metavar="N", above=0)
+    # One scheme takes about three minutes on two idle cores.
+    max_update: int = option(750, "updates of training (default: %(default)s)", metavar="N", above=0)
     minutes: float | None = option(None, "stop each training after so many minutes", metavar="M", above=0)
-    seed: int = option(SEED, "default: %(default)s")
+    seed: int = option(1, "default: %(default)s")
     threads: int = option(
         usable_cores(), "threads to compute with (default: the usable cores, here %(default)s)", above=0
     )

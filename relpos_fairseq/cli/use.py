@@ -1,18 +1,30 @@
 """`relpos translate|sample|fill|answer|classify|score`: trained models on raw text, and scores of what they wrote."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from relpos_fairseq.cli.command import command
 from relpos_fairseq.io.options import InFile, InFolder, InPath, InText, OutFile, argument, flag, option
 
-# Help of options that these commands share.
 OUT = "write here, whole or not at all (standard output)"
-DATA = "data folder, where the checkpoint has no text/ beside it"
-QUANTIZATION = "of the linear layers on a CPU: half the memory, faster, scores differ by about a hundredth"
+
+
+@dataclass(kw_only=True)
+class OnText:
+    """The checkpoint that reads or writes plain text, and how it is run."""
+
+    checkpoint: InFile = argument(metavar="CHECKPOINT")
+    data: InFolder | None = option(None, "data folder, where the checkpoint has no text/ beside it")
+    cpu: bool = flag("no GPU")
+    quantization: str | None = option(
+        None,
+        "of the linear layers on a CPU: half the memory, faster, scores differ by about a hundredth",
+        choices=("int8", "bf16"),
+    )
 
 
 @command("translate", "raw text through a trained model: lines in, lines out")
-class Translate:
+class Translate(OnText):
     """Translate raw text: lines in, lines out, in their order.
 
         relpos translate checkpoints/checkpoint_best.pt < in.txt > out.txt
@@ -30,7 +42,6 @@ class Translate:
     checkpoint: InPath = argument("or the folder of an export", metavar="CHECKPOINT")
     file: InFile | None = argument("a sentence a line (standard input)", nargs="?", metavar="FILE", default=None)
     out: OutFile | None = option(None, OUT)
-    data: InFolder | None = option(None, DATA)
     beam: int = option(5, "default: %(default)s", least=1)
     nbest: int = option(1, "translations of each line", metavar="N", least=1)
     lenpen: float = option(1.0, "above 1 favours longer ones (%(default)s)")
@@ -45,8 +56,6 @@ class Translate:
     on_long_line: str = option("fail", "default: %(default)s", choices=("fail", "cut"))
     max_tokens: int = option(4096, "symbols of a batch (%(default)s)", least=1)
     buffer: int | None = option(None, "lines sorted together (8192; 1 on a terminal)", metavar="N", least=1)
-    cpu: bool = flag("no GPU")
-    quantization: str | None = option(None, QUANTIZATION, choices=("int8", "bf16"))
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.inference.commands import translate_file
@@ -55,7 +64,7 @@ class Translate:
 
 
 @command("sample", "continue a text by a language model, with memory of any length")
-class Sample:
+class Sample(OnText):
     """Continue a text by a language model, as it is drawn.
 
         relpos sample checkpoints/checkpoint_best.pt --prompt "Once upon a time" --top-p 0.95
@@ -69,10 +78,8 @@ class Sample:
     "symbols"}. The same seed gives the same text.
     """
 
-    checkpoint: InFile = argument(metavar="CHECKPOINT")
     prompt: str = option("", "text to continue (default: none)", exclusive=1)
     prompt_file: InFile | None = option(None, "its file; - standard input", metavar="FILE", exclusive=1)
-    data: InFolder | None = option(None, DATA)
     tokens: int = option(200, "symbols to draw (%(default)s)", metavar="N", least=1)
     lines: int | None = option(None, "stop after so many ends of lines", metavar="N", least=1)
     samples: int = option(1, "texts to draw (%(default)s)", metavar="N", least=1)
@@ -83,8 +90,6 @@ class Sample:
     mem_len: int | None = option(None, "tokens of memory (as trained)", metavar="N", least=0)
     context: int | None = option(None, "tokens seen without memory (as trained)", metavar="N", least=1)
     jsonl: bool = flag("print a JSON object a sample")
-    cpu: bool = flag("no GPU")
-    quantization: str | None = option(None, QUANTIZATION, choices=("int8", "bf16"))
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.inference.commands import sample_text
@@ -93,7 +98,7 @@ class Sample:
 
 
 @command("fill", "the likeliest words for <mask>, by a masked language model")
-class Fill:
+class Fill(OnText):
     """Fill each <mask> of each line by a pretrained masked language model.
 
         echo "The capital of France is <mask>." | relpos fill checkpoints/checkpoint_best.pt
@@ -104,14 +109,10 @@ class Fill:
     several <mask> is filled one after the other, and the JSON objects name the "mask" too.
     """
 
-    checkpoint: InFile = argument(metavar="CHECKPOINT")
     file: InFile | None = argument("a text a line (standard input)", nargs="?", metavar="FILE", default=None)
     out: OutFile | None = option(None, OUT)
-    data: InFolder | None = option(None, DATA)
     top_k: int = option(5, "pieces a line (%(default)s)", metavar="K", least=1)
     jsonl: bool = flag("print a JSON object a line")
-    cpu: bool = flag("no GPU")
-    quantization: str | None = option(None, QUANTIZATION, choices=("int8", "bf16"))
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.inference.commands import fill_lines
@@ -120,7 +121,7 @@ class Fill:
 
 
 @command("answer", "answers to questions about a text")
-class Answer:
+class Answer(OnText):
     """Answer questions about a text by a model that was trained on question answering.
 
         relpos answer checkpoints/checkpoint_best.pt article.txt "Who wrote it?" "When?"
@@ -131,17 +132,13 @@ class Answer:
     answer means that there is none.
     """
 
-    checkpoint: InFile = argument(metavar="CHECKPOINT")
     context: InText = argument("a file, - or the text itself", metavar="CONTEXT")
     questions: list[str] = argument(nargs="*", metavar="QUESTION")
     file: InFile | None = option(None, "questions, one a line")
     out: OutFile | None = option(None, OUT)
-    data: InFolder | None = option(None, DATA)
     nbest: int = option(1, "answers to each question", metavar="N", least=1)
     no_answer: bool = flag("'no answer' may win, as in SQuAD v2.0")
     jsonl: bool = flag("print a JSON object a question")
-    cpu: bool = flag("no GPU")
-    quantization: str | None = option(None, QUANTIZATION, choices=("int8", "bf16"))
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.inference.commands import answer_questions
@@ -150,7 +147,7 @@ class Answer:
 
 
 @command("classify", "the label of each sentence or pair, by a fine-tuned classifier")
-class Classify:
+class Classify(OnText):
     r"""Classify sentences, or pairs parted by a tab, by a model that was fine-tuned on sentence_prediction.
 
         echo "A fine film." | relpos classify checkpoints/checkpoint_best.pt
@@ -164,14 +161,10 @@ class Classify:
     {"line", "source", "score"}. An empty line has an empty answer.
     """
 
-    checkpoint: InFile = argument(metavar="CHECKPOINT")
     file: InFile | None = argument("an example a line (standard input)", nargs="?", metavar="FILE", default=None)
     out: OutFile | None = option(None, OUT)
-    data: InFolder | None = option(None, DATA)
     on_long_line: str = option("fail", "default: %(default)s", choices=("fail", "cut"))
     jsonl: bool = flag("print a JSON object a line")
-    cpu: bool = flag("no GPU")
-    quantization: str | None = option(None, QUANTIZATION, choices=("int8", "bf16"))
 
     def run(self, argv: Sequence[str]) -> None:
         from relpos_fairseq.evaluation.classification import classify_lines

@@ -83,12 +83,11 @@ def apply_rule(source: ConversionSource) -> Params:
         return new.convert_from[old.name](source)
     made = dict(source.params)
     for name in source.params:
-        if old.table_of(name).rows == "distance":
+        table = old.table_of(name)
+        if table.rows == "distance":
             made[name] = source.remap_table(name)
-        if set(old.table_of(name).copies) <= new._parameters.keys():
-            made |= {copy: made[name] for copy in old.table_of(name).copies}
-            if old.table_of(name).copies:
-                del made[name]
+        if table.copies and set(table.copies) <= new._parameters.keys():
+            made |= dict.fromkeys(table.copies, made.pop(name))
     return made
 
 
@@ -193,8 +192,7 @@ def convert(
         plan.check_layers(work.layers)
     made, fresh = work.members()
     work.report_unused()
-    if not allow_loss:
-        _refuse_losses(report, source, target)
+    _refuse_losses(report, source, target, allow_loss)
     content = _shift_projections(content, fresh, report)
     content = _mean_into_tokens(content, work.dropped_positions(), report)
     dtype = types[f"{ENCODER}.layers.0.self_attn.q_proj.weight"]  # of new tables
@@ -207,8 +205,7 @@ def convert(
         unknown = ["what attention shows, though the rules lose nothing"]
         for text in (_other_options(source, target) or unknown) if moved else []:
             report.lose(f"{text} (attention differs by {moved:.2g} of its values)")
-        if not allow_loss:
-            _refuse_losses(report, source, target)
+        _refuse_losses(report, source, target, allow_loss)
     new = {key: dtype if value.is_floating_point() else value.dtype for key, value in result.items()}
     rounded = _cast(result, {key: types.get(key, new[key]) for key in result})
     for key, value in rounded.items():
@@ -238,8 +235,8 @@ def _cast(state: State, dtypes: dict[str, torch.dtype]) -> State:
     return result
 
 
-def _refuse_losses(report: ConversionReport, source: PositionPlan, target: PositionPlan) -> None:
-    if report.losses:
+def _refuse_losses(report: ConversionReport, source: PositionPlan, target: PositionPlan, allow_loss: bool) -> None:
+    if report.losses and not allow_loss:
         raise NotExactError(
             f"{source.name} -> {target.name} is not exact: {'; '.join(report.lost)}. Convert "
             f"approximately (--approximate) or choose a target that keeps it",

@@ -148,31 +148,21 @@ class Probe:
         return self.tokens != PADDING
 
 
-@dataclass(frozen=True)
-class PairProbe:
-    """Random sentence pairs, in rows of fairseq's dictionaries.
+def draw_pairs(rows: tuple[int, int], longest: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw three sentence pairs for embeddings of so many rows of fairseq's dictionaries, up to `longest` tokens each.
 
-    Args:
-        source: (B, S) sentences of different lengths that end in </s>, padded on the right.
-        target: (B, T) beginnings of targets after </s>.
+    Returns:
+        (3, S) sources of different lengths that end in </s>, padded on the right; (3, T) beginnings of targets
+        after </s>.
     """
-
-    source: Tensor
-    target: Tensor
-
-    @classmethod
-    def draw(cls, rows: tuple[int, int], longest: int, seed: int, batch: int = 3) -> PairProbe:
-        """Draw `batch` pairs for embeddings of so many rows, at most `longest` tokens each."""
-        random = torch.Generator().manual_seed(seed)
-        length = min(longest, 40)
-        source, target = (
-            torch.randint(FIRST, max(count, FIRST + 1), (batch, length), generator=random) for count in rows
-        )
-        for row in range(batch):
-            end = length - row * (length // 4)
-            source[row, end - 1], source[row, end:] = EOS, PADDING
-        target[:, 0] = EOS
-        return cls(source, target)
+    random = torch.Generator().manual_seed(seed)
+    length = min(longest, 40)
+    source, target = (torch.randint(FIRST, max(count, FIRST + 1), (3, length), generator=random) for count in rows)
+    for row in range(3):
+        end = length - row * (length // 4)
+        source[row, end - 1], source[row, end:] = EOS, PADDING
+    target[:, 0] = EOS
+    return source, target
 
 
 @dataclass(frozen=True)
@@ -224,6 +214,7 @@ def compare(source: Outputs, target: Outputs, probe: Probe) -> Fidelity:
     if not common:
         raise ValueError("source and target have no output in common that could be compared")
     largest, magnitude = {}, {}
+    divergence = agreement = None
     for name in common:
         before, after = (
             part[name].double()[probe.real] if part[name].dim() == 3 else part[name].double()
@@ -231,9 +222,8 @@ def compare(source: Outputs, target: Outputs, probe: Probe) -> Fidelity:
         )
         largest[name] = float((before - after).abs().max())
         magnitude[name] = float(before.abs().max())
-    divergence = agreement = None
-    if "logits" in common:
-        before, after = (part["logits"].double()[probe.real] for part in (source, target))
+        if name != "logits":
+            continue
         old, new = before.log_softmax(-1), after.log_softmax(-1)
         divergence = float((old.exp() * (old - new)).sum(-1).mean().clamp(min=0))
         agreement = float((before.argmax(-1) == after.argmax(-1)).double().mean())

@@ -15,6 +15,7 @@ from fairseq import utils
 from fairseq.sequence_generator import SequenceGenerator
 from sacrebleu.metrics import BLEU
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from relpos_fairseq.export.ct2_spec import transformer_spec
 from relpos_fairseq.formats.closing_check import IMPOSSIBLE, TOLERANCE, agree, measured
@@ -59,7 +60,7 @@ def load_translation(checkpoint: Path, data: Path | None) -> tuple[Any, Any]:
     return model, task
 
 
-def validation_sentences(task: Any, count: int, limit: int | None, seed: int = 1) -> tuple[list[Tensor], str]:
+def validation_sentences(task: Any, count: int, limit: int | None) -> tuple[list[Tensor], str]:
     """Return at most `count` source sentences of at most `limit` symbols, each ending in eos, and a description.
 
     Random ones serve where the data has no validation set, or none of its sentences is so short.
@@ -72,17 +73,11 @@ def validation_sentences(task: Any, count: int, limit: int | None, seed: int = 1
         if chosen := list(islice((source for source in every if len(source) <= limit), count)):
             return chosen, f"{len(chosen)} sentences of the validation set"
     words = task.source_dictionary
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(min(2, limit - 1), min(40, limit), (min(count, 32),), generator=generator).tolist()
     drawn = [torch.randint(4, len(words), (n,), generator=generator) for n in lengths]
     end = torch.tensor([words.eos()])
     return [torch.cat([part, end]) for part in drawn], f"{len(drawn)} random sentences"
-
-
-def padded(rows: Sequence[Tensor], pad: int, left: bool) -> Tensor:
-    """Pad sentences to one length: (B, L)."""
-    side = "left" if left else "right"
-    return torch.nn.utils.rnn.pad_sequence(rows, True, pad, padding_side=side)
 
 
 @torch.inference_mode()
@@ -92,7 +87,7 @@ def translate(model: Any, task: Any, rows: Sequence[Tensor]) -> list[list[str]]:
     search = SequenceGenerator([model], words, beam_size=BEAM, max_len_b=MAX_LENGTH)
 
     def best_of(part: list[Tensor]) -> list[list[str]]:
-        source = padded(part, task.source_dictionary.pad(), left=True)
+        source = pad_sequence(part, True, task.source_dictionary.pad(), padding_side="left")
         lengths = torch.tensor([len(row) for row in part])
         sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
         found = (best[0]["tokens"] for best in search.generate([model], sample))
@@ -231,16 +226,14 @@ def compare(folder: Path, model: Any, task: Any, count: int, limits: Limits) -> 
     words = task.source_dictionary
     symbols = [[words[index] for index in row[:-1]] for row in rows]
     translator = engine().Translator(str(folder), device="cpu", intra_threads=torch.get_num_threads())
-    difference, size, steps = compare_logits(
-        translator, model, task.target_dictionary, words, rows[:LOGITS], limits.target
-    )
+    apart = compare_logits(translator, model, task.target_dictionary, words, rows[:LOGITS], limits.target)
     ours = translate(model, task, rows)
     theirs = in_batches(symbols, lambda part: best_of(translator, part, limits.target), "CTranslate2")
     same = sum(a == b for a, b in zip(ours, theirs, strict=True))
     joined = [[" ".join(line) or "-" for line in system] for system in (theirs, ours)]
     # With effective order, since translations may be shorter than BLEU's n-grams.
     bleu = BLEU(tokenize="none", force=True, effective_order=True).corpus_score(joined[0], [joined[1]]).score
-    return Comparison(text, difference, size, steps, same, len(rows), bleu)
+    return Comparison(text, *apart, same, len(rows), bleu)
 
 
 def best_of(translator: Any, part: list[list[str]], limit: int | None = None) -> list[list[str]]:
@@ -272,7 +265,7 @@ def compare_logits(
         theirs = torch.from_numpy(np.array(result.logits[0])).view(len(result.logits[0]), -1)
         chosen = [target.index(word) for word in result.hypotheses[0]]
         before = torch.tensor([[target.eos(), *chosen]])[:, : len(theirs)]
-        ours = model(padded([row], source.pad(), left=True), None, before)[0][0].float()
+        ours = model(row[None], None, before)[0][0].float()
         ours = ours.masked_fill(theirs < SUPPRESSED, 2 * IMPOSSIBLE)  # what may not be chosen has none there
         apart, own = measured(theirs, ours)
         largest, size, steps = max(largest, apart), max(size, own), steps + len(theirs)

@@ -8,6 +8,7 @@ expresses any function of distance: exact up to `reach`, constant beyond.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -108,7 +109,7 @@ def stack_form(placement: Placement, attentions: list[Any], name: str) -> StackF
 
 def _problem(terms: list[tuple[PositionTerms, ...]], rotating: list[Any]) -> str | None:
     """Return the first part of the terms that the engine cannot hold, in words, or None."""
-    every = [term for own in terms for term in own]
+    every = list(itertools.chain(*terms))
     for term in every:
         unknown = [name for name in term.present if name not in HELD]
         if unknown:
@@ -153,8 +154,7 @@ def _by_distance(terms: tuple[PositionTerms, ...], name: str, least: int = 0) ->
     given: list[Any] = [term for term in terms if name in term.present]
     if not given:
         return None
-    ends = (end for term in given for end in (-term.relation.lowest, term.relation.highest))
-    reach = max(1, least, *ends)
+    reach = max(1, least, *(max(-term.relation.lowest, term.relation.highest) for term in given))
     distance = torch.arange(-reach, reach + 1)
     tables = [getattr(term, name)[:, term.relation.of_distance(distance)] for term in given]
     return sum(table.float() for table in tables).transpose(0, 1)
@@ -252,7 +252,8 @@ def _stack(stack: Any, name: str) -> Any:
     embeddings = spec.embeddings[0] if name == "encoder" else spec.embeddings
     embeddings.weight = _array(stack.embed_tokens.weight)
     if not form.relative:
-        spec.position_encodings.encodings = _table(form, first.embed_dim)
+        none = np.zeros((DEFAULT_LENGTH, first.embed_dim), np.float32)
+        spec.position_encodings.encodings = none if form.added is None else _array(form.added)
     for part in ("layer_norm", "layernorm_embedding"):
         if getattr(stack, part) is not None:
             _norm(getattr(spec, part), getattr(stack, part))
@@ -266,20 +267,12 @@ def _stack(stack: Any, name: str) -> Any:
 def _rotation(rotary: Rotary | None) -> dict[str, Any]:
     if rotary is None:
         return {}
-    found: dict[str, Any] = {"rotary_dim": rotary.channels, "rotary_interleave": rotary.adjacent}
-    found["rotary_base"] = rotary.base
-    if rotary.slower != 1:
-        from ctranslate2.specs.attention_spec import RotaryScalingType
+    found = {"rotary_dim": rotary.channels, "rotary_interleave": rotary.adjacent, "rotary_base": rotary.base}
+    if rotary.slower == 1:
+        return found
+    from ctranslate2.specs.attention_spec import RotaryScalingType
 
-        found |= {"rotary_scaling_type": RotaryScalingType.Linear}
-        found |= {"rotary_scaling_factor": rotary.slower}
-    return found
-
-
-def _table(form: StackForm, width: int) -> np.ndarray:
-    if form.added is None:
-        return np.zeros((DEFAULT_LENGTH, width), np.float32)
-    return _array(form.added)
+    return found | {"rotary_scaling_type": RotaryScalingType.Linear, "rotary_scaling_factor": rotary.slower}
 
 
 def _layer(spec: Any, layer: Any, positions: Any) -> None:
@@ -310,8 +303,8 @@ def _layer(spec: Any, layer: Any, positions: Any) -> None:
 def _fused(spec: Any, *parts: nn.Linear, factor: float = 1.0) -> None:
     """Concatenate projections, the first one multiplied by `factor`."""
     factors = [factor] + [1.0] * (len(parts) - 1)
-    spec.weight = np.concatenate([_array(p.weight) * f for p, f in zip(parts, factors, strict=True)])
-    spec.bias = np.concatenate([_array(p.bias) * f for p, f in zip(parts, factors, strict=True)])
+    for name in ("weight", "bias"):
+        setattr(spec, name, np.concatenate([_array(getattr(p, name)) * f for p, f in zip(parts, factors, strict=True)]))
 
 
 def _linear(spec: Any, module: Any) -> None:

@@ -19,7 +19,6 @@ from torch.export import Dim
 from relpos_fairseq.core.placement import SchemeStack
 from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.modules.cross_attention import CrossAttention
 from relpos_fairseq.modules.memory import Memory
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
 
@@ -156,15 +155,6 @@ def scores_of(decoder: Any, output: Tensor) -> Tensor:
     return output if softmax is None else softmax.get_log_prob(output, None)
 
 
-class _Scored(_Bare):
-    """Base class: wrap a model whose decoder gives logits, or log-probabilities with an adaptive softmax."""
-
-    @property
-    def scores(self) -> str:
-        adaptive = self.model.decoder.adaptive_softmax is not None
-        return "log-probabilities" if adaptive else "logits"
-
-
 class Kept(NamedTuple):
     """One tensor of a graph's decoding cache: the same part of several layers' caches, stacked over these layers.
 
@@ -179,7 +169,7 @@ class Kept(NamedTuple):
     layers: tuple[int, ...]
 
 
-class Step(_Scored):
+class Step(_Bare):
     """Run one step of decoding: tokens and cache in, scores of the next token and new cache out.
 
     Args:
@@ -214,7 +204,9 @@ class Step(_Scored):
             caches.append(_Past(own))
             layer.self_attn.set_incremental_state(state, "attn_state", caches[-1])
             if self.reads_source:
-                _give_source(layer.encoder_attn, state, index, *source)
+                keys, values, padding = source
+                given_source = {"prev_key": keys[index], "prev_value": values[index], "prev_key_padding_mask": padding}
+                layer.encoder_attn.set_incremental_state(state, "attn_state", given_source | {"beams": 1})
         # Without a source, fairseq's layers leave out cross-attention. Its keys and values are read from the cache.
         named = {"encoder_out": [source[0]]} if self.reads_source else None
         found = decoder(tokens, named, incremental_state=state)
@@ -228,12 +220,7 @@ class Step(_Scored):
         return scores_of(model.decoder, model.decoder(tokens, source)[0])
 
 
-def _give_source(cross: CrossAttention, state: dict, layer: int, keys: Tensor, values: Tensor, padding: Tensor) -> None:
-    cache = {"prev_key": keys[layer], "prev_value": values[layer], "beams": 1}
-    cross.set_incremental_state(state, "attn_state", cache | {"prev_key_padding_mask": padding})
-
-
-class MemoryStep(_Scored):
+class MemoryStep(_Bare):
     """Run a language model with memory on one segment: tokens and memory in, scores and new memory out."""
 
     def forward(self, tokens: Tensor, states: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -278,7 +265,7 @@ class ModelAdapter:
     def __init__(self, model: Any) -> None:
         self.model = model.eval()
         stack = self.stack
-        self.words = len(stack.dictionary)
+        self.words = self.input_words = len(stack.dictionary)
         self.pad, self.eos = stack.dictionary.pad(), stack.dictionary.eos()
         self.batch = free("batch")
 
@@ -299,9 +286,9 @@ class ModelAdapter:
     def stack(self) -> Any:
         return self.model.decoder
 
-    @property
-    def input_words(self) -> int:
-        return self.words
+    def about_scores(self) -> dict[str, str]:
+        """Return the manifest's entry of what a decoder's scores are (`scores_of`)."""
+        return {"scores": "logits" if self.stack.adaptive_softmax is None else "log-probabilities"}
 
     @property
     def longest(self) -> int | None:
@@ -405,7 +392,7 @@ class _Stepping(ModelAdapter):
         sizes |= dict.fromkeys(past, {1: self.batch, 3: before})
         module = Step(self.model, list(self._kept), self.reads_source)
         outputs = ("scores", *(f"present_{kept.name}" for kept in self._kept))
-        return Graph("step", module, inputs, sizes, outputs, {"scores": module.scores})
+        return Graph("step", module, inputs, sizes, outputs, self.about_scores())
 
     def stepped(self, runs: Runs, tokens: Tensor, **source: Any) -> Iterator[np.ndarray]:
         """Yield the exported graph's scores (B, V) after each of `tokens` (B, T), step by step with the cache."""
@@ -450,9 +437,9 @@ class Translation(_Stepping):
         first = {"source": {0: self.batch, 1: length}}
         return [Graph("encoder", encoder, {"source": tokens}, first, Encoder.OUTPUTS), self.step_graph(kept, sizes)]
 
-    @property
-    def input_words(self) -> int:
-        return len(self.model.encoder.dictionary)
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.input_words = len(model.encoder.dictionary)
 
     @property
     def longest(self) -> int | None:
@@ -465,8 +452,7 @@ class Translation(_Stepping):
 
     def facts(self) -> dict[str, Any]:
         encoder = self.model.encoder.positions.plan.describe()
-        words = {"source_vocabulary": self.input_words}
-        return super().facts() | {"encoder_positions": encoder} | words
+        return super().facts() | {"encoder_positions": encoder, "source_vocabulary": self.input_words}
 
     def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
         source, tokens = self.padded(rows, length, left=True), self.prefix(rows, length + 3)
@@ -502,7 +488,7 @@ class WithMemory(ModelAdapter):
         sizes = {"tokens": {0: self.batch, 1: free("length", 1, self.longest)}}
         sizes |= {"states": {2: self.batch}, "valid": {0: self.batch}}
         outputs = ("scores", "new_states", "new_valid")
-        return [Graph("segment", module, inputs, sizes, outputs, {"scores": module.scores})]
+        return [Graph("segment", module, inputs, sizes, outputs, self.about_scores())]
 
     def compared(self, runs: Runs, rows: int, length: int) -> Pairs:
         """Yield pairs of scores for three successive segments.

@@ -35,7 +35,8 @@ class Recorded:
         hidden = tuple(joined(part, new, 1) for part in self.hidden if part)
         own = tuple(joined(widened(part, length), new, 2) for part in self.attentions if part)
         cross = tuple(joined([one.transpose(0, 1) for one in part], new, 2) for part in self.cross if part)
-        return {"hidden_states": hidden or None, "attentions": own or None, "cross_attentions": cross or None}
+        found = {"hidden_states": hidden or None, "attentions": own or None}
+        return found | ({"cross_attentions": cross} if cross else {})
 
 
 def joined(parts: list[Tensor], new: int, axis: int) -> Tensor:
@@ -61,15 +62,14 @@ def recording(stack: Any, *, hidden: bool, attentions: bool) -> Iterator[Recorde
     The last hidden states are those after the last layer norm. Attention is evaluated by a backend that has
     probabilities, and layers whose probabilities are kept are not recomputed.
     """
-    layers = all_layers(stack)
-    handles: list[Any] = []
+    layers, hooks = all_layers(stack), contextlib.ExitStack()
     found = Recorded(len(layers))
 
     def weigh(module: nn.Module, at: list[Tensor], **how: bool) -> None:
         """Append the probabilities of an attention to a list."""
         ask = module.register_forward_pre_hook(lambda _, given, named: (given, named | how), with_kwargs=True)
-        take = module.register_forward_hook(lambda _module, _given, output: at.append(output[1]))
-        handles.extend((ask, take))
+        hooks.enter_context(ask)
+        hooks.enter_context(module.register_forward_hook(lambda _module, _given, output: at.append(output[1])))
 
     def keep(at: list[Tensor], output: Any) -> Any:
         """Append states (T, B, E) to a list as (B, T, E), and return them, or the layer's output, computed of these."""
@@ -78,26 +78,22 @@ def recording(stack: Any, *, hidden: bool, attentions: bool) -> Iterator[Recorde
         states = at[-1].transpose(0, 1)
         return (states, *others) if isinstance(output, tuple) else states
 
-    before = [(layer.checkpoint_activations, layer.self_attn.backend) for layer in layers]
-    try:
+    with hooks:
         if hidden and layers:
             first = layers[0].register_forward_pre_hook(lambda _, given: (keep(found.hidden[0], given[0]), *given[1:]))
-            handles.append(first)
+            hooks.enter_context(first)
             last = layers[-1] if stack.layer_norm is None else stack.layer_norm
             for module, at in zip([*layers[:-1], last], found.hidden[1:], strict=True):
                 take = module.register_forward_hook(lambda _module, _given, output, at=at: keep(at, output))
-                handles.append(take)
+                hooks.enter_context(take)
         for number, layer in enumerate(layers if attentions else ()):
+            hooks.callback(setattr, layer, "checkpoint_activations", layer.checkpoint_activations)
+            hooks.callback(setattr, layer.self_attn, "backend", layer.self_attn.backend)
             layer.checkpoint_activations, layer.self_attn.backend = False, "auto"
             weigh(layer.self_attn, found.attentions[number], need_weights=True)
             if getattr(layer, "encoder_attn", None) is not None:
                 weigh(layer.encoder_attn, found.cross[number], need_weights=True, need_head_weights=True)
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-        for layer, values in zip(layers, before, strict=True):
-            layer.checkpoint_activations, layer.self_attn.backend = values
 
 
 @contextlib.contextmanager
@@ -108,16 +104,13 @@ def embedded(module: nn.Module, embeds: Tensor | None) -> Iterator[None]:
         return
     done = 0
 
-    def replaced(_module: nn.Module, given: tuple) -> Any:
+    def replaced(_module: nn.Module, given: tuple, _output: Any) -> Tensor:
         nonlocal done
         done += given[0].size(1)
         return embeds[:, done - given[0].size(1) : done]
 
-    handle = module.register_forward_hook(lambda module, given, _output: replaced(module, given))
-    try:
+    with module.register_forward_hook(replaced):
         yield
-    finally:
-        handle.remove()
 
 
 @contextlib.contextmanager
@@ -133,9 +126,7 @@ def limited(stack: Any, mask: Tensor | None) -> Iterator[None]:
         context = named["context"].of_layer(layer.self_attn.position.layer)
         return given, named | {"context": replace(context, shared=(*context.shared, term))}
 
-    handles = [layer.register_forward_pre_hook(ask, with_kwargs=True) for layer in all_layers(stack)]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for layer in all_layers(stack):
+            hooks.enter_context(layer.register_forward_pre_hook(ask, with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -239,7 +239,6 @@ class RelPosPreTrained(Common):
         with recording(stack, **asked) as found, embedded(stack.embed_tokens, embeds), limited(stack, pairs):
             outputs = self.roberta(tokens, segments=segments, **self.chosen)[0]
         more = found.outputs(tokens.size(1), tokens.size(1))
-        del more["cross_attentions"]
         return outputs, more
 
     def forward(
@@ -326,13 +325,12 @@ class RelPosForQuestionAnswering(RelPosPreTrained):
         start, end = logits.float().unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            pairs = ((start, start_positions), (end, end_positions))
             beyond = logits.size(1)
-            losses = [
+            first, last = (
                 nn.functional.cross_entropy(own, places.flatten().clamp(0, beyond), ignore_index=beyond)
-                for own, places in pairs
-            ]
-            loss = (losses[0] + losses[1]) / 2
+                for own, places in ((start, start_positions), (end, end_positions))
+            )
+            loss = (first + last) / 2
         found = QuestionAnsweringModelOutput(loss=loss, start_logits=start, end_logits=end, **more)
         return self.given(found, return_dict)
 
@@ -449,12 +447,9 @@ class _Generating(Common):
     def __init__(self, config: RelPosConfig) -> None:
         super().__init__(config)
         with torch.device("cpu"):
-            joined = config.values.get("share_all_embeddings")
-            rows = (
-                config.vocab_size if joined else getattr(config, "source_rows", config.vocab_size),
-                config.vocab_size,
-            )
-            self.model = build_generating(self.our_name, config.values, rows)
+            rows = config.vocab_size
+            own = rows if config.values.get("share_all_embeddings") else getattr(config, "source_rows", rows)
+            self.model = build_generating(self.our_name, config.values, (own, rows))
         self.built()
 
     @classmethod
@@ -463,7 +458,7 @@ class _Generating(Common):
 
     def _get_initial_cache_position(self, *given: Any) -> dict[str, Any]:
         """Count positions, which no model here reads, as without a cache, whose length 4.46 reads off a tuple."""
-        kept = {name: given[-1].pop(name) for name in ("past_key_values",) if name in given[-1]}
+        kept = {"past_key_values": given[-1].pop("past_key_values")} if "past_key_values" in given[-1] else {}
         found = super()._get_initial_cache_position(*given)  # the same dict, which 5 also reads where it was
         found.update(kept)
         return found
@@ -580,7 +575,6 @@ class _Encoder:
         with recording(encoder, **asked) as found, embedded(encoder.embed_tokens, inputs_embeds):
             states = encoder(tokens)["encoder_out"][0].transpose(0, 1)
         more = found.outputs(tokens.size(1), tokens.size(1))
-        del more["cross_attentions"]
         return self.model.given(BaseModelOutput(states, **more), return_dict)
 
     __call__ = forward
@@ -651,7 +645,7 @@ class RelPosForSeq2SeqLM(_Generating, GenerationMixin):
             past_key_values=after,
             decoder_hidden_states=more["hidden_states"],
             decoder_attentions=more["attentions"],
-            cross_attentions=more["cross_attentions"],
+            cross_attentions=more.get("cross_attentions"),
             encoder_last_hidden_state=states,
             encoder_hidden_states=encoder_outputs.hidden_states,
             encoder_attentions=encoder_outputs.attentions,
@@ -712,7 +706,6 @@ class RelPosForCausalLM(_Generating, GenerationMixin):
             tokens, None, past_key_values, self.caches(use_cache, labels), inputs_embeds, **asked
         )
         loss = self.loss_of(scores[:, :-1], None if labels is None else labels[:, 1:])
-        del more["cross_attentions"]
         return self.given(CausalLMOutputWithPast(loss=loss, logits=scores, past_key_values=after, **more), return_dict)
 
     def prepare_inputs_for_generation(
@@ -827,8 +820,7 @@ class RelPosWithMemoryForCausalLM(RelPosForCausalLM, GenerationMixin):
         tokens = tokens.masked_fill(ended, EOS)  # generate() no longer reads rows that ended
         while tokens.size(1) > cache.start + segment:
             outputs.append(cache.advance(tokens, cache.start + segment))
-        segment_tokens = tokens[:, cache.start :]
-        outputs.append(decoder(segment_tokens, incremental_state=cache.state, memory=cache.memory)[0])
+        outputs.append(decoder(tokens[:, cache.start :], incremental_state=cache.state, memory=cache.memory)[0])
         return scores_of(decoder, torch.cat(outputs, dim=1)[:, -new:])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from relpos_fairseq.heads import (
     RANKING,
     SPAN_HEAD,
     SPANS,
+    TOKENS,
     TRANSLATION,
     Head,
     OwnHead,
@@ -62,29 +62,14 @@ AROUND = {"translation": ([], [EOS]), "denoising": ([BOS], [EOS]), "language mod
 CLASSES = {kind.our_name: kind for kind in (RelPosForSeq2SeqLM, RelPosForCausalLM, RelPosWithMemoryForCausalLM)}
 
 
-@dataclass(frozen=True)
-class Exported:
-    """Summary of an exported folder.
-
-    Args:
-        differences: the largest difference of each output.
-        tokenizer: description of the tokenizer, or why there is none.
-        closing: what was compared when a process of its own opened the folder; empty: nothing did.
-    """
-
-    differences: dict[str, float]
-    tokenizer: str
-    closing: str = ""
-
-    def line(self) -> str:
-        parts = (f"{name} {value:.1e}" for name, value in self.differences.items())
-        return f"largest differences: {', '.join(parts)}; tokenizer: {self.tokenizer}" + f"; {self.closing}" * bool(
-            self.closing
-        )
+def summary(differences: dict[str, float], tokenizer: str, closing: str) -> str:
+    """Return in a line the largest difference of each output, what the tokenizer is, and what was compared last."""
+    parts = (f"{name} {value:.1e}" for name, value in differences.items())
+    return f"largest differences: {', '.join(parts)}; tokenizer: {tokenizer}; {closing}"
 
 
-def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | None) -> Exported:
-    """Export a RoBERTa checkpoint to a folder that transformers' Auto classes load.
+def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | None) -> str:
+    """Export a RoBERTa checkpoint to a folder that transformers' Auto classes load; return its `summary`.
 
     Args:
         checkpoint: a RoBERTa's.
@@ -124,9 +109,8 @@ def export_roberta(checkpoint: Path, out: Path, data: Path | None, head: str | N
         told = config.to_diff_dict() | {"id2label": config.id2label}
         closing = check_written(folder, source, head, told, numbers, source.plan.longest, chosen, True, own)
         left = [*source.origin.kept, *source.kept_files]
-        done = Exported(differences, why, closing + f"; left out: {', '.join(left)}" * bool(left))
-        write_export_card(checkpoint, folder, "transformers", card_of(done, checkpoint, source))
-    return done
+        write_export_card(checkpoint, folder, "transformers", card_of(differences, why, checkpoint, source))
+    return summary(differences, why, closing + f"; left out: {', '.join(left)}" * bool(left))
 
 
 def text_of(saved: SavedModel, data: Path | None) -> tuple[Path | None, str]:
@@ -152,9 +136,8 @@ def heads_of(source: SavedModel, wanted: str | None) -> list[OwnHead]:
         found = [one for one in found if one.called == wanted]
     elif trained:
         found = [one for one in found if one.trained or one.head.place != CLASSIFIER.place]
-    spans = [one.called for one in found if one.head is SPANS]
-    classifiers = [one.called for one in found if one.head is not SPANS]  # one config.json names the classes of one
-    for names in (spans, classifiers):
+    for of_spans in (True, False):  # one config.json names the classes of one
+        names = [one.called for one in found if (one.head is SPANS) == of_spans]
         if len(names) > 1:
             raise UserError(f"{source.path} has the heads {', '.join(names)}: name one by --head")
     return found
@@ -171,9 +154,8 @@ def roberta_config(source: SavedModel, heads: list[OwnHead], text: Path | None) 
             task["span_head_name"] = SPAN_HEAD
         if kind in (CLASSIFIER, CHOICES):
             task["classification_head_name"] = HEAD
-        if kind in (SPANS, CHOICES):
-            continue
-        more |= classes_said(source, kind, one.outputs, label_names(text, one.outputs))
+        if kind in (CLASSIFIER, TOKENS):
+            more |= classes_said(source, kind, one.outputs, label_names(text, one.outputs))
     return RelPosConfig(
         source.values,
         source.rows,
@@ -229,19 +211,16 @@ def differences_of(source: SavedModel, heads: list[OwnHead], folder: Path) -> di
     return found.largest
 
 
-def card_of(done: Exported, checkpoint: Path, source: SavedModel) -> dict[str, object]:
+def card_of(differences: dict[str, float], tokenizer: str, checkpoint: Path, source: SavedModel) -> dict[str, object]:
     """Return rows of the model card of a RoBERTa."""
-    rows: dict[str, object] = {"transformers": transformers.__version__}
-    rows["position scheme"] = source.plan.describe()
-    rows["parameters"] = sum(
-        value.numel() for name, value in source.state.items() if value.is_floating_point() and name != TIED
-    )
-    rows |= {f"largest difference: {name}": f"{v:.1e}" for name, v in done.differences.items()}
+    counted = (value for name, value in source.state.items() if value.is_floating_point() and name != TIED)
+    rows: dict[str, object] = {"transformers": transformers.__version__, "position scheme": source.plan.describe()}
+    rows["parameters"] = sum(value.numel() for value in counted)
+    rows |= {f"largest difference: {name}": f"{v:.1e}" for name, v in differences.items()}
     if any(one.head is SPANS for one in source.heads):
         rows["loss"] = "of all tokens, as transformers computes it; fairseq's training leaves question and padding out"
-    rows["tokenizer"] = done.tokenizer
-    rows["text"] = f"{TEXT_FOLDER}/" if not done.tokenizer.startswith("none") else "none"
-    return rows | {"checkpoint's sha256": sha256_of(checkpoint)}
+    text = "none" if tokenizer.startswith("none") else f"{TEXT_FOLDER}/"
+    return rows | {"tokenizer": tokenizer, "text": text, "checkpoint's sha256": sha256_of(checkpoint)}
 
 
 def generates(checkpoint: Path) -> bool:
@@ -249,8 +228,8 @@ def generates(checkpoint: Path) -> bool:
     return checkpoint.is_file() and SavedModel.read(checkpoint, mapped=True).generates
 
 
-def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exported:
-    """Export a translation or language model to a folder that AutoModelForSeq2SeqLM or AutoModelForCausalLM loads.
+def export_generating(checkpoint: Path, out: Path, data: Path | None) -> str:
+    """Export a translation or language model for AutoModelForSeq2SeqLM or AutoModelForCausalLM; return its `summary`.
 
     Args:
         checkpoint: a translation or language model's.
@@ -307,7 +286,7 @@ def export_generating(checkpoint: Path, out: Path, data: Path | None) -> Exporte
         if head is CAUSAL_LM:
             facts["generate"] = "ends at </s>, a line's end; with eos_token_id=None it goes on"
         write_export_card(checkpoint, folder, "transformers", facts)
-    return Exported(differences, said, closing)
+    return summary(differences, said, closing)
 
 
 def generating_config(kind: Any, options: Any, model: Any, rows: list[int]) -> Any:
@@ -379,9 +358,8 @@ def check_generated(
     tokens[:, 0] = EOS
     batch, source, prompt = {"input_ids": tokens}, None, max(1, length - SHORT // 2 - 3)
     if head is TRANSLATION:
-        words = torch.randint(
-            4, sides[0][1], (3, min(SHORT, ours.encoder.positions.plan.longest or SHORT)), generator=draw
-        )
+        most = min(SHORT, ours.encoder.positions.plan.longest or SHORT)
+        words = torch.randint(4, sides[0][1], (3, most), generator=draw)
         words[:, -1], words[1, : words.size(1) // 2] = EOS, PAD
         batch, source, prompt = {"input_ids": words, "attention_mask": (words != PAD).long()}, ours.encoder(words), 1
         batch["decoder_input_ids"] = tokens

@@ -66,12 +66,10 @@ class RelPosTokenizer(PreTrainedTokenizer):
     def __init__(self, facts_file: str, **rest: Any) -> None:
         self.facts = read_json(facts_file, Facts)
         self.folder = Path(facts_file).parent / TEXT_FOLDER
-        self.texts, self.symbols, self.numbers = [], [], []
         sides = list(zip(self.facts["languages"], self.facts["rows"], strict=True))
-        for language, rows in sides:
-            self.texts.append(read_text(self.folder, language))
-            self.symbols.append(symbols_of(self.folder, rows, language))
-            self.numbers.append({symbol: n for n, symbol in enumerate(self.symbols[-1])})
+        self.texts = [read_text(self.folder, language) for language, _ in sides]
+        self.symbols = [symbols_of(self.folder, rows, language) for language, rows in sides]
+        self.numbers = [{symbol: n for n, symbol in enumerate(own)} for own in self.symbols]
         self.side = 0  # of input; the last one is the output's
         for name, symbol in NAMES.items():
             rest.setdefault(f"{name}_token", symbol)

@@ -78,29 +78,26 @@ def _read(path: Path, **options: Any) -> SavedModel:
     raise ConversionError(f"{path} {said}, and is none of what is read here: {'; '.join(one.name for one in FORMATS)}")
 
 
-Content = dict[str, Any]  # of a folder's config.json, or of a file
-
-
 @dataclass(frozen=True)
 class Format:
-    """A kind of file or folder; of each model at most one recognises it."""
+    """A kind of file or folder; of each model at most one recognises it, by its path and its content or config.json."""
 
     name: str  # in the error that lists all
-    recognises: Callable[[Path, Content], bool]
+    recognises: Callable[[Path, dict[str, Any]], bool]
     read: Callable[..., SavedModel]
     takes: tuple[str, ...] = ()  # options of `read`
 
 
-def _says(*kinds: str) -> Callable[[Path, Content], bool]:
+def _says(*kinds: str) -> Callable[[Path, dict[str, Any]], bool]:
     """Return whether a folder's config.json has one of the model_types."""
     return lambda path, config: path.is_dir() and config.get("model_type") in kinds
 
 
-def _is_opennmt(path: Path, content: Content) -> bool:
+def _is_opennmt(path: Path, content: dict[str, Any]) -> bool:
     return path.is_file() and {"vocab", "opt"} <= content.keys()
 
 
-def _is_fairseq(path: Path, content: Content) -> bool:
+def _is_fairseq(path: Path, content: dict[str, Any]) -> bool:
     return path.is_file() and "model" in content and not _is_opennmt(path, content)
 
 

@@ -16,9 +16,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -200,7 +199,32 @@ def check_folder(
     if importlib.util.find_spec("transformers") is None:
         return "not opened: transformers is not installed"
     with _opened(folder, asked) as found:
-        return _compare(found, asked, row_of, outputs, encode, loss)
+        if asked["names"] is not None:
+            names = [name for _, name in sorted((int(n), name) for n, name in found["classes"].items())]
+            _same("names of classes", names, asked["names"])
+        said = f"opened by {asked['auto']} of transformers {found['release']}"
+        if encode is None:
+            return said
+        _same("ids", found["plain"], [list(encode(text)) for text in TEXTS])
+        _same("ids and token types of a pair", found["pair"], asked["pair"])
+        if asked["longest"] is not None:
+            _same("longest input after truncation", found.get("cut"), asked["longest"])
+        real = torch.tensor(found["mask"]).bool()
+        segments = None if found["segments"] is None else torch.tensor(found["segments"])
+        rows = torch.tensor([[row_of[number] for number in row] for row in found["ids"]]).masked_fill(~real, 1)
+        ours = outputs(rows, segments)
+        order = torch.tensor([row_of[number] for number in sorted(row_of)])
+        theirs = {name: value.double() for name, value in found["outputs"].items()}
+        compared = [_outputs(asked["kind"], ours, theirs, real, order)]
+        alone = torch.tensor(found["alone"])
+        single = torch.tensor([[row_of[number] for number in row] for row in found["alone"]])
+        expected = loss(outputs(single, torch.zeros_like(single)), labels_for(asked, alone))
+        if found["loss"] is not None and expected is not None:
+            _close("loss", torch.tensor(found["loss"]).double(), expected)
+            compared.append("loss")
+        if "piped_ids" in found:
+            _piped(asked, found, row_of, order, outputs)
+        return f"{said}: ids, {', '.join(compared)}{' and its pipeline' * ('piped' in found)} are ours"
 
 
 def check_generating(
@@ -282,54 +306,15 @@ def _opened(folder: Path, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
         raise
 
 
-def _compare(
-    found: Mapping[str, Any], asked: Mapping[str, Any], row_of: Mapping, outputs: Callable, encode: Any, loss: Callable
-) -> str:
-    """Compare what came of a folder with ours, as `check_folder`; return what was compared."""
-    if asked["names"] is not None:
-        names = [name for _, name in sorted((int(n), name) for n, name in found["classes"].items())]
-        _same("names of classes", names, asked["names"])
-    said = f"opened by {asked['auto']} of transformers {found['release']}"
-    if encode is None:
-        return said
-    _same("ids", found["plain"], [list(encode(text)) for text in TEXTS])
-    _same("ids and token types of a pair", found["pair"], asked["pair"])
-    if asked["longest"] is not None:
-        _same("longest input after truncation", found.get("cut"), asked["longest"])
-    real = torch.tensor(found["mask"]).bool()
-    segments = None if found["segments"] is None else torch.tensor(found["segments"])
-    rows = torch.tensor([[row_of[number] for number in row] for row in found["ids"]]).masked_fill(~real, 1)
-    ours = outputs(rows, segments)
-    order = torch.tensor([row_of[number] for number in sorted(row_of)])
-    theirs = {name: value.double() for name, value in found["outputs"].items()}
-    compared = [_outputs(asked["kind"], ours, theirs, real, order)]
-    alone = torch.tensor(found["alone"])
-    single = torch.tensor([[row_of[number] for number in row] for row in found["alone"]])
-    expected = loss(outputs(single, torch.zeros_like(single)), labels_for(asked, alone))
-    if found["loss"] is not None and expected is not None:
-        _close("loss", torch.tensor(found["loss"]).double(), expected)
-        compared.append("loss")
-    if "piped_ids" in found:
-        _piped(asked, found, row_of, order, outputs)
-    return f"{said}: ids, {', '.join(compared)}{' and its pipeline' * ('piped' in found)} are ours"
-
-
-@dataclass
 class _Opener:
     """The program that opens folders, begun by this process under this environment."""
 
-    owner: tuple
-    program: subprocess.Popen
-    answers: TextIO
-    place: tempfile.TemporaryDirectory
-
-    @classmethod
-    def begin(cls, owner: tuple) -> _Opener:
-        place = tempfile.TemporaryDirectory()
+    def __init__(self, owner: tuple) -> None:
+        self.owner, self.place = owner, tempfile.TemporaryDirectory()
         read, write = os.pipe()
-        program = subprocess.Popen(
-            [sys.executable, "-c", BOOT, __file__, str(write), place.name],
-            env=os.environ | {"PYTHONPATH": owner[1], "HF_MODULES_CACHE": place.name},
+        self.program = subprocess.Popen(
+            [sys.executable, "-c", BOOT, __file__, str(write), self.place.name],
+            env=os.environ | {"PYTHONPATH": owner[1], "HF_MODULES_CACHE": self.place.name},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -337,21 +322,25 @@ class _Opener:
             text=True,
         )
         os.close(write)
-        return cls(owner, program, os.fdopen(read, encoding="utf-8"), place)
+        self.answers = os.fdopen(read, encoding="utf-8")
 
-    def ask(self, folder: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
-        """Return its answer; None: it has ended."""
-        try:
+    def ask(self, folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return its answer.
+
+        Raises:
+            NotOpenedError: it has ended, or says why it does not open the folder.
+        """
+        with contextlib.suppress(BrokenPipeError):
             print(json.dumps([str(folder.absolute()), asked]), file=self.program.stdin, flush=True)
-        except BrokenPipeError:
-            return None
-        line = self.answers.readline()
-        if not line:
-            return None
+        if not (line := self.answers.readline()):
+            status = _opener.pop().program.wait()
+            raise NotOpenedError(f"transformers does not open it: its process ended with status {status}")
+        found = json.loads(line)
+        if "error" in found:
+            raise NotOpenedError(f"transformers does not open it: {found['error'][:200]}")
         from relpos_fairseq.io.tensor_files import load
 
-        found = json.loads(line)
-        return found if "error" in found else found | {"outputs": load(Path(self.place.name, OUTPUTS))}
+        return found | {"outputs": load(Path(self.place.name, OUTPUTS))}
 
 
 _opener: list[_Opener] = []
@@ -361,14 +350,8 @@ def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     root = str(Path(__file__).resolve().parents[2])
     owner = (os.getpid(), os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]), sys.executable)
     if not _opener or _opener[0].owner != owner:  # a fork has one of its own
-        _opener[:] = [_Opener.begin(owner)]
-    found = _opener[0].ask(folder, asked)
-    if found is None:
-        status = _opener.pop().program.wait()
-        raise NotOpenedError(f"transformers does not open it: its process ended with status {status}")
-    if "error" in found:
-        raise NotOpenedError(f"transformers does not open it: {found['error'][:200]}")
-    return found
+        _opener[:] = [_Opener(owner)]
+    return _opener[0].ask(folder, asked)
 
 
 def _outputs(kind: str, ours: Mapping, theirs: Mapping, real: torch.Tensor, order: torch.Tensor) -> str:

@@ -26,9 +26,9 @@ from relpos_fairseq.conversion.report import (
     ConversionReport,
     Log,
     Outputs,
-    PairProbe,
     Probe,
     compare_and_log,
+    draw_pairs,
 )
 from relpos_fairseq.formats.base import read
 from relpos_fairseq.formats.huggingface_export import (
@@ -267,14 +267,14 @@ def keep_scheme(job: Job, source: SavedModel) -> Result:
     limits = map(values.get, ("max_source_positions", "max_target_positions", "tokens_per_sample"))
     longest = min([n for n in limits if isinstance(n, int)], default=LENGTH)
     rows = [*count_rows(source.state).values()]
-    pair = PairProbe.draw((rows[0], rows[-1]), longest, job.seed)
+    pair = draw_pairs((rows[0], rows[-1]), longest, job.seed)
     known = slice(None) if source.origin.rows is None else torch.tensor(source.origin.rows) >= 0
 
     def run() -> tuple[Outputs, Outputs]:
-        before, after = source.outputs(pair.source, pair.target), run_ours(made, pair.source, pair.target)
+        before, after = source.outputs(*pair), run_ours(made, *pair)
         return {"logits": before["logits"][..., known]}, {"logits": after["logits"][..., known]}
 
-    return _as_checkpoint(source, report, Probe(pair.target, None), run, made)
+    return _as_checkpoint(source, report, Probe(pair[1], None), run, made)
 
 
 def to_relpos(job: Job, source: SavedModel) -> Result:

@@ -21,8 +21,6 @@ KEYS = {
 
 def read_config(config: dict[str, Any]) -> None:
     """Set BERT's keys from a DistilBERT's config, in place, and what its library sets."""
-    for ours, theirs in KEYS.items():
-        if (value := config.get(theirs)) is not None:
-            config[ours] = value
+    config |= {ours: value for ours, theirs in KEYS.items() if (value := config.get(theirs)) is not None}
     config |= {"layer_norm_eps": 1e-12, "type_vocab_size": 1, "pooler_hidden_act": "relu"}
     config["special_ids"] = {"<pad>": 0, "<unk>": 100, "<s>": 101, "</s>": 102, "<mask>": 103}

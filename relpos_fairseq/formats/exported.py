@@ -144,7 +144,9 @@ def _read_generating(folder: Path, config: Recorded) -> SavedModel:
     state |= {name: value for name, value in own.items() if name.endswith("version")}
     text = folder / TEXT_FOLDER
     files = {path.relative_to(folder).as_posix(): path for path in sorted(text.rglob("*")) if path.is_file()}
-    task = _generating_task(config, ours.task)
+    limits = ("max_source_positions", "max_target_positions", "tokens_per_sample")
+    task = {"_name": ours.task} | {name: values[name] for name in limits if isinstance(values.get(name), int)}
+    task |= config.get("task") or {}
     sides = ("source_lang", "target_lang")
     own = {f"dict.{task.get(side)}.txt": count for side, count in zip(sides, rows, strict=True)} | {DICTIONARY: rows[1]}
     saved = SavedModel.of(
@@ -163,13 +165,6 @@ def _read_generating(folder: Path, config: Recorded) -> SavedModel:
         symbols_of_rows(path, own[path.name], masked=saved.framing is not None)
     saved.outputs = partial(run_ours, saved)
     return saved
-
-
-def _generating_task(config: Recorded, task: str) -> dict[str, Any]:
-    """Return options of the task, with the lengths that the model was built for."""
-    limits = ("max_source_positions", "max_target_positions", "tokens_per_sample")
-    known = {name: config["values"][name] for name in limits if isinstance(config["values"].get(name), int)}
-    return {"_name": task} | known | dict(config.get("task") or {})
 
 
 def read_exported(folder: Path, config: Recorded) -> SavedModel:

@@ -46,36 +46,7 @@ RELATIVE = named_elsewhere("OpenNMT-py")["max_relative_positions"]
 SIDES = ("encoder", "decoder")
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """Describe what the tensors of a translation model do not show.
-
-    Args:
-        heads: number of heads of encoder and decoder.
-        layers: number of layers of encoder and decoder.
-        pre_norm: whether layer norm comes before each block, and after the last layer.
-        activation: fairseq's name.
-        scale: factor of the embeddings.
-        eps: epsilon of the layer norms.
-        start: id of the symbol that a decoder's input begins with.
-        pad: id of padding.
-        source_ends: whether a source ends in </s>.
-        dropout: fairseq's dropout, attention_dropout and activation_dropout.
-    """
-
-    heads: tuple[int, int]
-    layers: tuple[int, int]
-    pre_norm: bool
-    activation: str
-    scale: float
-    eps: float
-    start: int
-    pad: int
-    source_ends: bool
-    dropout: tuple[float, float, float]
-
-
-@dataclass
+@dataclass(kw_only=True)
 class ExternalModel:
     """Hold a translation model of another library, its tensors under fairseq's names.
 
@@ -85,7 +56,15 @@ class ExternalModel:
         weights: tensors by fairseq's names, in the source's order of rows; `output.weight` and
             `output.bias` are the projection, `SIDE.positions` (N, E) is added to the input, and
             `SIDE.layers.N.table` (2k + 1, D) are relative positions.
-        form: what the tensors do not show.
+        heads: number of heads of encoder and decoder.
+        layers: number of layers of encoder and decoder.
+        pre_norm: whether layer norm comes before each block, and after the last layer.
+        activation: fairseq's name.
+        scaled: whether embeddings are multiplied by the square root of their width.
+        eps: epsilon of the layer norms.
+        start: id of the symbol that a decoder's input begins with.
+        source_ends: whether a source ends in </s>.
+        dropout: fairseq's dropout, attention_dropout and activation_dropout.
         source: vocabulary of the encoder.
         target: vocabulary of the decoder.
         languages: source and target language.
@@ -96,10 +75,18 @@ class ExternalModel:
     kind: str
     path: Path
     weights: State
-    form: Architecture
+    heads: tuple[int, int]
+    layers: tuple[int, int]
+    pre_norm: bool
+    activation: str
+    scaled: bool
+    eps: float
+    start: int
+    source_ends: bool
+    dropout: tuple[float, ...]
     source: Vocabulary
     target: Vocabulary
-    languages: tuple[str, str]
+    languages: tuple[str, str] = ("", "")
     files: dict[str, Path] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -121,13 +108,13 @@ def import_weights(
     """
     steps: list[str] = []
     length = length or len(model.weights["encoder.positions"])
-    form, state = model.form, dict(model.weights)
-    if form.eps != EPSILON:
-        if not form.pre_norm:
+    state = dict(model.weights)
+    if model.eps != EPSILON:
+        if not model.pre_norm:
             raise ConversionError(
-                f"{model.path}: layer norms after blocks have eps {form.eps:g}, and fairseq's {EPSILON:g}"
+                f"{model.path}: layer norms after blocks have eps {model.eps:g}, and fairseq's {EPSILON:g}"
             )
-        factor = math.sqrt(EPSILON / form.eps)
+        factor = math.sqrt(EPSILON / model.eps)
         added = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
         for name in [name for name in state if name.endswith(("embed_tokens.weight", ".positions", *added))]:
             state[name] = state[name].double() * factor
@@ -135,12 +122,12 @@ def import_weights(
     for side, words in zip(SIDES, (model.source, model.target), strict=True):
         table = state[f"{side}.embed_tokens.weight"].float()
         state[f"{side}.embed_tokens.weight"] = words.take(table)
-    state["decoder.embed_tokens.weight"][END] = table[form.start]
+    state["decoder.embed_tokens.weight"][END] = table[model.start]
     steps.append("the decoder's </s> is the source's first symbol of a target")
     _fold_bias(state, model)
     steps.append("the output's bias is folded into its matrix and the last layer norm")
     values = _values(model, length) | _positions(state, length)
-    if not form.source_ends:
+    if not model.source_ends:
         values["encoder_skips_end"] = True
         steps.append("the encoder takes </s> for padding, since no source had one")
     rows = (len(model.source.rows), len(model.target.rows))
@@ -178,8 +165,7 @@ def import_weights(
 
 def _fold_bias(state: State, model: ExternalModel) -> None:
     """Fold the output projection's bias into its weight and the last layer norm, in place."""
-    last = model.form.layers[1] - 1
-    norm = "layer_norm" if model.form.pre_norm else f"layers.{last}.final_layer_norm"
+    norm = "layer_norm" if model.pre_norm else f"layers.{model.layers[1] - 1}.final_layer_norm"
     gain, shift = (state[f"decoder.{norm}.{part}"].double() for part in ("weight", "bias"))
     matrix = state.pop("output.weight").double()
     bias = state.pop("output.bias", matrix.new_zeros(len(matrix))).double().reshape(len(matrix))
@@ -212,20 +198,19 @@ def _positions(state: State, length: int) -> dict[str, Any]:
 
 
 def _values(model: ExternalModel, length: int) -> dict[str, Any]:
-    form = model.form
     values: dict[str, Any] = {
-        "activation_fn": form.activation,
-        "no_scale_embedding": form.scale == 1.0,
+        "activation_fn": model.activation,
+        "no_scale_embedding": not model.scaled,
         "max_source_positions": length,
         "max_target_positions": length,
     }
-    values |= zip(("dropout", "attention_dropout", "activation_dropout"), form.dropout, strict=True)
+    values |= zip(("dropout", "attention_dropout", "activation_dropout"), model.dropout, strict=True)
     for number, side in enumerate(SIDES):
         values |= {
             f"{side}_embed_dim": model.weights[f"{side}.embed_tokens.weight"].size(1),
             f"{side}_ffn_embed_dim": len(model.weights[f"{side}.layers.0.fc1.weight"]),
-            f"{side}_attention_heads": form.heads[number],
-            f"{side}_layers": form.layers[number],
-            f"{side}_normalize_before": form.pre_norm,
+            f"{side}_attention_heads": model.heads[number],
+            f"{side}_layers": model.layers[number],
+            f"{side}_normalize_before": model.pre_norm,
         }
     return values

@@ -88,7 +88,7 @@ def _as_ours(read: SavedModel) -> SavedModel:
         origin=origin,
         library=ROBERTA if ours else "fairseq's RobertaModel",
         files=asset_files_of(path.parent),
-        kept_files=_kept_files(origin.kept_files, path.parent),
+        kept_files={name: file for name in kept_places(origin.kept_files) if (file := path.parent / name).is_file()},
     )
     saved.checkpoint |= {provenance.KEY: checkpoint[provenance.KEY]} if provenance.KEY in checkpoint else {}
     check(saved)
@@ -127,12 +127,10 @@ def _ledger(tensors: State, options: Recorded, path: Path, extra: dict[str, Any]
 
 def _length(options: dict[str, Any], task: dict[str, Any], path: Path) -> int:
     """Return the positions that a relpos_roberta was built for: its own option, else its task's sample length."""
-    length = options.get("max_positions")
-    if not isinstance(length, int):
-        length = task.get("tokens_per_sample") or task.get("max_positions")
-    if not isinstance(length, int):
-        raise ConversionError(f"{path} does not say how many positions it has (max_positions)")
-    return length
+    for length in (options.get("max_positions"), task.get("tokens_per_sample") or task.get("max_positions")):
+        if isinstance(length, int):
+            return length
+    raise ConversionError(f"{path} does not say how many positions it has (max_positions)")
 
 
 def _modern(state: State) -> State:
@@ -175,8 +173,3 @@ def check(saved: SavedModel) -> None:
     version, options = state.get(layouts.VERSION), saved.plan.describe()
     if version is not None and (tensors := decode_text(version)) != options:
         raise ConversionError(f"{saved.path}: its tensors say [{tensors}] of positions, its options [{options}]")
-
-
-def _kept_files(names: list[str], folder: Path) -> dict[str, Path]:
-    """Return the files of a folder that a conversion kept there, of the places alone that it keeps files in."""
-    return {name: folder / name for name in kept_places(names) if (folder / name).is_file()}

@@ -47,9 +47,8 @@ def read_config(config: dict[str, Any]) -> None:
                 f"config.json: {key} {config.get(key)!r} is a part of DeBERTa that our RoBERTa has not"
             )
     config.setdefault("layer_norm_eps", EPSILON)
-    config["special_ids"] = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
-    size = config.get("vocab_size", 0)
-    config["special_ids"]["<mask>"] = min(128000, size - 1)  # v2 and v3 have rows beyond it
+    mask = min(128000, config.get("vocab_size", 0) - 1)  # v2 and v3 have rows beyond it
+    config["special_ids"] = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "<mask>": mask}
     relative = config.get("relative_attention") and _terms(config)
     config["position_embedding_type"] = KIND if relative else "absolute"
 

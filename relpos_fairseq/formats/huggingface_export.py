@@ -32,19 +32,7 @@ from relpos_fairseq.formats.huggingface_import import EMBEDDING
 from relpos_fairseq.formats.in_transformers import run_in_transformers
 from relpos_fairseq.formats.names import NEXT_SENTENCE, Names, matching
 from relpos_fairseq.formats.vocabulary import Vocabulary, of_checkpoint, symbols_of, tokenizer_place
-from relpos_fairseq.heads import (
-    CHOICES,
-    CLASSIFIER,
-    MASKED_LM,
-    MODEL,
-    PRE_TRAINING,
-    RANKING,
-    REGRESSION,
-    SPANS,
-    TOKENS,
-    Head,
-    OwnHead,
-)
+from relpos_fairseq.heads import CHOICES, CLASSIFIER, MASKED_LM, MODEL, SPANS, TOKENS, Head, OwnHead
 from relpos_fairseq.saved.identity import plan_of
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.schemes import scheme_class
@@ -208,7 +196,7 @@ def _take_head(
     report.dropped += [f"head {name}: --head {name} exports it" for name in left]
     if head is None:
         if not (same and source.origin.head == MODEL.suffix):
-            return PRE_TRAINING if any(matching(name, [NEXT_SENTENCE]) for name in kept) else MASKED_LM, kept
+            return heads.PRE_TRAINING if any(matching(name, [NEXT_SENTENCE]) for name in kept) else MASKED_LM, kept
     for name in [name for name in state if name.startswith("encoder.lm_head.")]:
         del state[name]
     if head is None:
@@ -285,12 +273,12 @@ def save_hf(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) ->
 def problem_of(source: SavedModel, classes: int) -> str | None:
     """Return transformers' problem_type of a classifier; None: transformers decides, as in the folder that it was."""
     regression = classes == 1 or source.task.get("regression_target")
-    return source.origin.problem_type or (REGRESSION if regression and not source.origin.head else None)
+    return source.origin.problem_type or (heads.REGRESSION if regression and not source.origin.head else None)
 
 
 def separators_of(task: dict[str, Any]) -> int | None:
     """Return the number of further </s> between the texts of a pair, 0 or 1, from a task's options; None: not said."""
-    if task.get("_name") in ("sentence_prediction", RANKING):
+    if task.get("_name") in ("sentence_prediction", heads.RANKING):
         return int(task.get("separator_token") is not None)
     return int(task["separators"]) - 1 if task.get("separators") in ("1", "2") else None
 

@@ -35,8 +35,8 @@ class Family:
         prefix: what the encoder's names begin with in a model with a head.
         padded: positions count from the row after padding's, as fairseq's do.
         rows: names of its tensors without the prefix, and ours.
-        tables: those of positions and token types.
         dense: those of its classifier of sequences.
+        tables: those of positions and token types.
         reads: sets BERT's keys in its config.
     """
 
@@ -45,8 +45,8 @@ class Family:
     prefix: str
     padded: bool
     rows: dict[str, str]
-    tables: dict[str, str]
     dense: dict[str, str]
+    tables: dict[str, str] = field(default_factory=lambda: names.TABLES)
     reads: Callable[[dict[str, Any]], None] | None = None
 
     def classifier(self, head: Head | None) -> dict[str, str]:
@@ -66,29 +66,21 @@ class Family:
 
 
 (DISENTANGLED,) = named_elsewhere("transformers' model_type")
+_DISTILLED = (names.DISTILBERT, names.PRE_CLASSIFIER, names.TABLES, distilbert.read_config)
+_DEBERTAS = (names.DEBERTA, names.POOLED, names.DEBERTA_TABLES, hf_deberta.read_config)
 FAMILIES = {
     one.name: one
     for one in (
-        Family("bert", "Bert", "bert.", False, names.BERT, names.TABLES, names.POOLED),
-        Family("roberta", "Roberta", "roberta.", True, names.ROBERTA, names.TABLES, names.DENSE),
-        Family("xlm-roberta", "XLMRoberta", "roberta.", True, names.ROBERTA, names.TABLES, names.DENSE),
-        Family(
-            *("distilbert", "DistilBert", "distilbert.", False),
-            *(names.DISTILBERT, names.TABLES, names.PRE_CLASSIFIER, distilbert.read_config),
-        ),
-        *(
-            Family(
-                *(name, stem, f"{DISENTANGLED}.", False),
-                *(names.DEBERTA, names.DEBERTA_TABLES, names.POOLED, hf_deberta.read_config),
-            )
-            for name, stem in ((DISENTANGLED, "Deberta"), (f"{DISENTANGLED}-v2", "DebertaV2"))
-        ),
+        Family("bert", "Bert", "bert.", False, names.BERT, names.POOLED),
+        Family("roberta", "Roberta", "roberta.", True, names.ROBERTA, names.DENSE),
+        Family("xlm-roberta", "XLMRoberta", "roberta.", True, names.ROBERTA, names.DENSE),
+        Family("distilbert", "DistilBert", "distilbert.", False, *_DISTILLED),
+        Family(DISENTANGLED, "Deberta", f"{DISENTANGLED}.", False, *_DEBERTAS),
+        Family(f"{DISENTANGLED}-v2", "DebertaV2", f"{DISENTANGLED}.", False, *_DEBERTAS),
     )
 }
-_NEEDED = (
-    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-    *("max_position_embeddings", "type_vocab_size"),
-)
+_NEEDED = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+_NEEDED += ("max_position_embeddings", "type_vocab_size")
 LM_WEIGHT, LM_BIAS = "encoder.lm_head.weight", "encoder.lm_head.bias"
 SCHEMES = named_elsewhere("transformers")  # its position_embedding_type to our schemes
 KINDS = SCHEMES | dict.fromkeys([hf_deberta.KIND], named_elsewhere("transformers' model_type")[DISENTANGLED])
@@ -140,10 +132,6 @@ class Folder:
         """Whether its library projects onto its embedding, whatever weights of an output projection it holds."""
         legacy = self.config.get("legacy", True)  # DeBERTa's own masked LM knows the embedding alone
         return self.config.get("tie_word_embeddings", True) or not legacy
-
-    @property
-    def layers(self) -> int:
-        return self.config["num_hidden_layers"]
 
     @property
     def offset(self) -> int:
@@ -211,9 +199,8 @@ def _check_config(config: dict[str, Any], path: Path) -> None:
         raise ConversionError(f"{path} is a decoder: only encoders are converted")
     if config.get("pruned_heads"):
         raise ConversionError(f"{path} has pruned heads, which fairseq's layers cannot express")
-    kind = kind_of(config)
     for value, known, key in (
-        (kind, KINDS if "special_ids" in config else SCHEMES, "position_embedding_type"),
+        (kind_of(config), KINDS if "special_ids" in config else SCHEMES, "position_embedding_type"),
         (config.get("hidden_act", "gelu"), ACTIVATIONS, "hidden_act"),
         *[(config.get("pooler_hidden_act", "gelu"), ACTIVATIONS, "pooler_hidden_act")] * ("special_ids" in config),
     ):
@@ -287,8 +274,8 @@ def _read_tensors(folder: Folder, weights: dict[str, Tensor]) -> None:
         ours = names.COPIES[plain[name]]
         read = state.setdefault(ours, value)
         if torch.equal(read, value):
-            verdict = (USED, "") if read is value else (NEUTRAL, f"repeats {every.theirs(ours)}")
-            ledger.mark("tensors", verdict[0], [name], verdict[1])
+            verdict, why = (USED, "") if read is value else (NEUTRAL, f"repeats {every.theirs(ours)}")
+            ledger.mark("tensors", verdict, [name], why)
     left = ledger.named("tensors", NEUTRAL)
     if any(names.matching(plain[name], names.PRE_TRAINING) for name in left):
         folder.notes.append("the mask decoder that it was pre-trained with is left out")
@@ -307,7 +294,7 @@ def _check_tensors(folder: Folder, rows: Names, every: Names, shapes: dict[str, 
         shapes: shapes by our names.
         unknown: tensors without a name here.
     """
-    state, family, layers = folder.state, folder.family, folder.layers
+    state, family, layers = folder.state, folder.family, folder.config["num_hidden_layers"]
 
     def called(ours: str) -> str:
         return family.whole(every.theirs(ours) or ours)

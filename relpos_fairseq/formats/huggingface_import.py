@@ -146,7 +146,7 @@ def from_hf(folder: Folder) -> tuple[State, dict[str, Any]]:
     values = {
         "position_scheme": KINDS[folder.kind],
         "segment_encoding": segments,
-        "encoder_layers": folder.layers,
+        "encoder_layers": config["num_hidden_layers"],
         "encoder_embed_dim": config["hidden_size"],
         "encoder_ffn_embed_dim": config["intermediate_size"],
         "encoder_attention_heads": config["num_attention_heads"],
@@ -209,9 +209,8 @@ def classes_of(state: State, config: dict[str, Any], head: heads.Head | None, pa
 
 def labels_of(config: dict[str, Any], classes: int, notes: list[str]) -> list[str]:
     """Return the names of `classes` classes where config.json names every one, else nothing; a note may say why."""
-    named = config.get("id2label")
-    named = named if isinstance(named, dict) else {}
-    labels = [str(named.get(str(number), "")).strip() for number in range(classes)]
+    named = config.get("id2label") or {}
+    labels = [named.get(str(number), "").strip() for number in range(classes)]
     if any(name.startswith("LABEL_") for name in labels):
         return []
     if any(labels) and (not all(labels) or len(set(labels)) < len(labels)):
@@ -257,7 +256,7 @@ def _positions(folder: Folder, state: State) -> str:
         index = int(f"{shared}.0.table" in state)
     else:
         (name,) = scheme_class(KINDS[folder.kind]).tables
-        for layer in range(folder.layers):
+        for layer in range(folder.config["num_hidden_layers"]):
             table = state.pop(f"distances.{layer}").flip(0)[None]  # i - j to j - i
             state[f"{ENCODER}.layers.{layer}.self_attn.position.0.{name}"] = table
     if single and (folder.kind == "absolute" or not types.any()):

@@ -21,7 +21,6 @@ from relpos_fairseq.text.dictionary import BOS, EOS, WORD_START
 from relpos_fairseq.text.tokenizer import Pairs
 from relpos_fairseq.text.transformers_files import TRIED
 
-_HEAD_BIASES = ("decoder.bias", "lm_head.bias", "predictions.bias")
 # Of drawn texts: spaces of all kinds, signs that classes replace, what a normalization changes.
 SIGNS = " |  |\t|\u00a0|\u200b|``|''|\"|'|9,|.|-|\u0301|\u00c9|\ufb01|\u4eac".split("|")
 DRAWN = 400
@@ -60,7 +59,8 @@ def load_in_transformers(name: str, folder: Path) -> Any:
         raise NotComparedError(f"{version} does not load the folder ({' '.join(str(error).split())[:99]})") from error
     finally:
         transformers.logging.set_verbosity(verbosity)
-    new = [key for key in loading["missing_keys"] if "pooler" not in key and not key.endswith(_HEAD_BIASES)]
+    biases = ("decoder.bias", "lm_head.bias", "predictions.bias")  # of heads
+    new = [key for key in loading["missing_keys"] if "pooler" not in key and not key.endswith(biases)]
     unread = [key for key in loading["unexpected_keys"] if "distance_embedding" in key]  # as of 5
     if new or unread:
         raise NotComparedError(f"{version} does not read the folder as it is ({[*new, *unread][0]})")

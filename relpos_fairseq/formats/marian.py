@@ -15,7 +15,7 @@ from torch import Tensor
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import PADDING, SHORTEST, ConversionError
 from relpos_fairseq.core.relations import sinusoid_of_distance
-from relpos_fairseq.formats.external_model import ACTIVATIONS, Architecture, ExternalModel, import_weights
+from relpos_fairseq.formats.external_model import ACTIVATIONS, EPSILON, SIDES, ExternalModel, import_weights
 from relpos_fairseq.formats.in_transformers import load_in_transformers, transformers_release
 from relpos_fairseq.formats.transformers_folder import AS_TIED, ledger_of, read_weights
 from relpos_fairseq.formats.vocabulary import order_words
@@ -45,30 +45,33 @@ def read_marian(folder: Path, config: Recorded, max_positions: int | None) -> Sa
     read = read_weights(folder)
     weights = _named(read, config, folder)
     width = weights["encoder.embed_tokens.weight"].size(1)
-    reach = config.get("max_position_embeddings", 1024)
+    reach = config.get("max_position_embeddings", 1024)  # which is read, for the ledger, though another is wanted
     reach = max_positions or reach
     if not isinstance(reach, int) or reach < SHORTEST:
         raise ConversionError(f"{folder}/config.json has max_position_embeddings {reach!r}: give --positions")
-    for side in ("encoder", "decoder"):
+    for side in SIDES:
         weights[f"{side}.positions"] = sinusoid_of_distance(torch.arange(reach).double(), width).float()
-    form = Architecture(
-        heads=tuple(config[f"{side}_attention_heads"] for side in ("encoder", "decoder")),
-        layers=tuple(config[f"{side}_layers"] for side in ("encoder", "decoder")),
-        pre_norm=False,
-        activation=activation,
-        scale=width**0.5 if config.get("scale_embedding") else 1.0,
-        eps=1e-5,
-        start=config["decoder_start_token_id"],
-        pad=config["pad_token_id"],
-        source_ends=True,
-        dropout=tuple(config.get(name, 0.0) for name in ("dropout", "attention_dropout", "activation_dropout")),
-    )
     vocabularies = ["vocab.json", "target_vocab.json" if (folder / "target_vocab.json").is_file() else "vocab.json"]
     source, target = (
         order_words(_symbols(folder / name, rows := len(weights[table])), rows, SPECIAL, str(folder / name))
         for name, table in zip(vocabularies, ("encoder.embed_tokens.weight", "output.weight"), strict=True)
     )
-    model = ExternalModel("Marian of transformers", folder, weights, form, source, target, ("", ""))
+    model = ExternalModel(
+        kind="Marian of transformers",
+        path=folder,
+        weights=weights,
+        heads=tuple(config[f"{side}_attention_heads"] for side in SIDES),
+        layers=tuple(config[f"{side}_layers"] for side in SIDES),
+        pre_norm=False,
+        activation=activation,
+        scaled=bool(config.get("scale_embedding")),
+        eps=EPSILON,
+        start=config["decoder_start_token_id"],
+        source_ends=True,
+        dropout=tuple(config.get(name, 0.0) for name in ("dropout", "attention_dropout", "activation_dropout")),
+        source=source,
+        target=target,
+    )
     _add_text(model)
     saved = import_weights(model, None, lambda *pair: _run(model, *pair), f"MarianMTModel of {transformers_release()}")
     saved.ledger = _ledger(model, config, read, vocabularies)
@@ -114,7 +117,7 @@ def _run(model: ExternalModel, sources: Tensor, targets: Tensor) -> Tensor:
     """Return the logits (B, T, V) of transformers' own model, in fairseq's order of rows."""
     source, target = (torch.tensor(words.rows) for words in (model.source, model.target))
     begun = target[targets]
-    begun[:, 0] = model.form.start
+    begun[:, 0] = model.start
     loaded = load_in_transformers("MarianMTModel", model.path)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # transformers' causal mask needs it
@@ -138,7 +141,7 @@ def _named(weights: State, config: dict[str, Any], folder: Path) -> State:
     if shared is None:
         raise ConversionError(f"{folder} has no embedding: copy the whole folder again")
     own = config.get("share_encoder_decoder_embeddings", True)
-    for side in ("encoder", "decoder"):
+    for side in SIDES:
         if own:
             weights.setdefault(f"{side}.embed_tokens.weight", shared)
         elif f"{side}.embed_tokens.weight" not in weights:
@@ -183,8 +186,7 @@ def _add_text(model: ExternalModel) -> None:
     facts = _facts(model.path)
     found = facts.get("source_lang") or "source", facts.get("target_lang") or "target"
     model.languages = found if found[0] != found[1] else ("source", "target")
-    missing = [name for name in PIECES if not (model.path / name).is_file()]
-    if missing:
+    if missing := [name for name in PIECES if not (model.path / name).is_file()]:
         model.notes.append(f"no {' and '.join(missing)}: text is pieces joined by spaces")
         return
     for language, name in zip(model.languages, PIECES, strict=True):

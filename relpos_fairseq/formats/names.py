@@ -65,33 +65,33 @@ def _renamed(name: str, rows: Iterable[tuple[re.Pattern[str], str]]) -> str | No
 # BERT, RoBERTa, XLM-R, DeBERTa of transformers; names without the prefix of a model with a head.
 
 _THEIRS, _OURS = "encoder.layer.#", f"{ENCODER}.layers.#"
-ENCODER_NAMES = {  # of any BERT
-    "embeddings.word_embeddings.weight": f"{ENCODER}.embed_tokens.weight",
-    "embeddings.LayerNorm.*": f"{ENCODER}.layernorm_embedding.*",
-    f"{_THEIRS}.attention.output.dense.*": f"{_OURS}.self_attn.out_proj.*",
-    f"{_THEIRS}.attention.output.LayerNorm.*": f"{_OURS}.self_attn_layer_norm.*",
-    f"{_THEIRS}.intermediate.dense.*": f"{_OURS}.fc1.*",
-    f"{_THEIRS}.output.dense.*": f"{_OURS}.fc2.*",
-    f"{_THEIRS}.output.LayerNorm.*": f"{_OURS}.final_layer_norm.*",
-    f"{_THEIRS}.attention.self.query.*": f"{_OURS}.self_attn.q_proj.*",
-    f"{_THEIRS}.attention.self.key.*": f"{_OURS}.self_attn.k_proj.*",
-    f"{_THEIRS}.attention.self.value.*": f"{_OURS}.self_attn.v_proj.*",
-}
+_LAYER = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "self_attn_layer_norm")
+_LAYER += ("fc1", "fc2", "final_layer_norm")
+_LM = ("dense.*", "layer_norm.*", "bias", "weight")
 _SPANS = {"qa_outputs.*": f"{SPANS.prefix}out_proj.*"}
-_BERT_LM = {
-    "cls.predictions.transform.dense.*": "encoder.lm_head.dense.*",
-    "cls.predictions.transform.LayerNorm.*": "encoder.lm_head.layer_norm.*",
-    "cls.predictions.decoder.weight": "encoder.lm_head.weight",
-    "cls.predictions.bias": "encoder.lm_head.bias",
-}
-_ROBERTA_LM = {
-    "lm_head.dense.*": "encoder.lm_head.dense.*",
-    "lm_head.layer_norm.*": "encoder.lm_head.layer_norm.*",
-    "lm_head.decoder.weight": "encoder.lm_head.weight",
-    "lm_head.bias": "encoder.lm_head.bias",
-}
-BERT = ENCODER_NAMES | _BERT_LM | _SPANS
-ROBERTA = ENCODER_NAMES | _ROBERTA_LM | _SPANS
+
+
+def _encoder(layer: str, parts: str) -> dict[str, str]:
+    """Return the names of embeddings and layers; `parts` of a layer, in the order of ours (`_LAYER`)."""
+    return {
+        "embeddings.word_embeddings.weight": f"{ENCODER}.embed_tokens.weight",
+        "embeddings.LayerNorm.*": f"{ENCODER}.layernorm_embedding.*",
+        **{f"{layer}.{theirs}.*": f"{_OURS}.{ours}.*" for theirs, ours in zip(parts.split(), _LAYER, strict=True)},
+    }
+
+
+def _lm(stem: str, *parts: str) -> dict[str, str]:
+    """Return the names of a masked LM's head; `parts` in the order of ours (`_LM`), of which the last may be absent."""
+    return {stem + theirs: f"encoder.lm_head.{ours}" for theirs, ours in zip(parts, _LM, strict=False)}
+
+
+_BERTS = _SPANS | _encoder(  # of any BERT
+    _THEIRS,
+    "attention.self.query attention.self.key attention.self.value attention.output.dense attention.output.LayerNorm "
+    "intermediate.dense output.dense output.LayerNorm",
+)
+BERT = _BERTS | _lm("cls.predictions.", "transform.dense.*", "transform.LayerNorm.*", "bias", "decoder.weight")
+ROBERTA = _BERTS | _lm("lm_head.", "dense.*", "layer_norm.*", "bias", "decoder.weight")
 TABLES = {  # of positions and token types
     "embeddings.position_embeddings.weight": "positions",
     "embeddings.token_type_embeddings.weight": "token_types",
@@ -99,13 +99,8 @@ TABLES = {  # of positions and token types
 }
 # v2 and v3, and where v1 differs; v1 keeps queries, keys and values of a head side by side (`hf_deberta.parts`).
 _ATTENTION, _POSITION = f"{_THEIRS}.attention.self", f"{_OURS}.self_attn.position.0"
-DEBERTA = BERT | {
-    f"{_ATTENTION}.query_proj.*": f"{_OURS}.self_attn.q_proj.*",
-    f"{_ATTENTION}.key_proj.*": f"{_OURS}.self_attn.k_proj.*",
-    f"{_ATTENTION}.value_proj.*": f"{_OURS}.self_attn.v_proj.*",
-    f"{_ATTENTION}.q_bias": f"{_OURS}.self_attn.q_proj.bias",
-    f"{_ATTENTION}.v_bias": f"{_OURS}.self_attn.v_proj.bias",
-}
+DEBERTA = {f"{_ATTENTION}.{one}_proj.*": f"{_OURS}.self_attn.{one[0]}_proj.*" for one in ("query", "key", "value")}
+DEBERTA = BERT | DEBERTA | {f"{_ATTENTION}.{one}_bias": f"{_OURS}.self_attn.{one}_proj.bias" for one in "qv"}
 DEBERTA_TABLES = TABLES | {
     f"{_ATTENTION}.pos_key_proj.weight": f"{_POSITION}.query_projection",
     f"{_ATTENTION}.pos_proj.weight": f"{_POSITION}.query_projection",
@@ -117,29 +112,14 @@ DEBERTA_TABLES = TABLES | {
     "encoder.LayerNorm.*": "distances.norm.*",
 }
 # DeBERTa's own masked LM, which the library reads where config.json says `legacy: false`.
-DEBERTA_LM = {
-    "lm_predictions.lm_head.dense.*": "encoder.lm_head.dense.*",
-    "lm_predictions.lm_head.LayerNorm.*": "encoder.lm_head.layer_norm.*",
-    "lm_predictions.lm_head.bias": "encoder.lm_head.bias",
-}
+DEBERTA_LM = _lm("lm_predictions.lm_head.", "dense.*", "LayerNorm.*", "bias")
 # DistilBERT, whose classifier has a dense layer of its own.
-_DISTILLED = "transformer.layer.#"
-DISTILBERT = _SPANS | {
-    "embeddings.word_embeddings.weight": f"{ENCODER}.embed_tokens.weight",
-    "embeddings.LayerNorm.*": f"{ENCODER}.layernorm_embedding.*",
-    f"{_DISTILLED}.attention.q_lin.*": f"{_OURS}.self_attn.q_proj.*",
-    f"{_DISTILLED}.attention.k_lin.*": f"{_OURS}.self_attn.k_proj.*",
-    f"{_DISTILLED}.attention.v_lin.*": f"{_OURS}.self_attn.v_proj.*",
-    f"{_DISTILLED}.attention.out_lin.*": f"{_OURS}.self_attn.out_proj.*",
-    f"{_DISTILLED}.sa_layer_norm.*": f"{_OURS}.self_attn_layer_norm.*",
-    f"{_DISTILLED}.ffn.lin1.*": f"{_OURS}.fc1.*",
-    f"{_DISTILLED}.ffn.lin2.*": f"{_OURS}.fc2.*",
-    f"{_DISTILLED}.output_layer_norm.*": f"{_OURS}.final_layer_norm.*",
-    "vocab_transform.*": "encoder.lm_head.dense.*",
-    "vocab_layer_norm.*": "encoder.lm_head.layer_norm.*",
-    "vocab_projector.weight": "encoder.lm_head.weight",
-    "vocab_projector.bias": "encoder.lm_head.bias",
-}
+DISTILBERT = _SPANS | _lm("vocab_", "transform.*", "layer_norm.*", "projector.bias", "projector.weight")
+DISTILBERT |= _encoder(
+    "transformer.layer.#",
+    "attention.q_lin attention.k_lin attention.v_lin attention.out_lin sa_layer_norm ffn.lin1 ffn.lin2 "
+    "output_layer_norm",
+)
 PRE_CLASSIFIER = {"pre_classifier.*": f"{CLASSIFIER.prefix}dense.*", "classifier.*": f"{CLASSIFIER.prefix}out_proj.*"}
 # A classifier of the pooler (BERT's, and everyone's of multiple choices), and one with a dense layer of its own.
 POOLED = {"pooler.dense.*": f"{CLASSIFIER.prefix}dense.*", "classifier.*": f"{CLASSIFIER.prefix}out_proj.*"}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from relpos_fairseq.conversion.layouts import State
 from relpos_fairseq.conversion.report import ConversionError, never_run
-from relpos_fairseq.formats.external_model import Architecture, ExternalModel, import_weights
+from relpos_fairseq.formats.external_model import SIDES, ExternalModel, import_weights
 from relpos_fairseq.formats.names import OPENNMT
 from relpos_fairseq.formats.vocabulary import order_words
 from relpos_fairseq.io.tensor_files import check_tensors, read_tensors
@@ -76,15 +76,14 @@ def read_opennmt(path: Path, checkpoint: dict[str, Any], max_positions: int | No
     tensors = _tensors(path, checkpoint)
     weights = _named(tensors, path)
     layers = tuple(
-        1 + max(int(name.split(".")[2]) for name in weights if name.startswith(f"{side}.layers."))
-        for side in ("encoder", "decoder")
+        1 + max(int(name.split(".")[2]) for name in weights if name.startswith(f"{side}.layers.")) for side in SIDES
     )
     width = weights["encoder.embed_tokens.weight"].size(1)
     absolute = bool(options.get("position_encoding"))
     if not absolute and not reach:
         raise ConversionError(f"{path}: the model has no positions at all: nothing to convert")
     if absolute:
-        for side in ("encoder", "decoder"):
+        for side in SIDES:
             weights[f"{side}.positions"] = sinusoids(length, width)
     dropout = [options.get(f"{name}dropout", 0.0) for name in ("", "attention_", "")]  # of a schedule, the first
     start = symbols.get("decoder_start_token", "<s>")
@@ -94,21 +93,24 @@ def read_opennmt(path: Path, checkpoint: dict[str, Any], max_positions: int | No
     )
     if start not in symbols["tgt"]:
         raise ConversionError(f"{path}: a target begins with {start!r}, which is no symbol of it")
-    form = Architecture(
+    found = tuple(str(options.get(f"{side}_lang") or side) for side in ("src", "tgt"))
+    model = ExternalModel(
+        kind="OpenNMT-py",
+        path=path,
+        weights=weights,
         heads=(options["heads"],) * 2,
         layers=layers,
         pre_norm=True,
         activation=options.get("pos_ffn_activation_fn", "relu"),
-        scale=width**0.5 if absolute else 1.0,
+        scaled=absolute,
         eps=float(options.get("norm_eps", 1e-6)),
         start=symbols["tgt"].index(start),
-        pad=source.rows[1],
         source_ends=False,
         dropout=tuple(float(value[0] if isinstance(value, list) else value) for value in dropout),
+        source=source,
+        target=target,
+        languages=found if found[0] != found[1] else ("src", "tgt"),
     )
-    found = tuple(str(options.get(f"{side}_lang") or side) for side in ("src", "tgt"))
-    languages = found if found[0] != found[1] else ("src", "tgt")
-    model = ExternalModel("OpenNMT-py", path, weights, form, source, target, languages)
     _add_text(model, options)
     logits = never_run("relpos does not run OpenNMT-py; compare translations of `relpos translate` with its own")
     imported = import_weights(model, length, logits)

@@ -31,25 +31,17 @@ class OwnModel:
     name: str  # as it is registered
     task: str  # that trains it
     criterion: str
-    history: str  # the class of its criterion, as fairseq names it
     exported: str  # model_type of its folders of `relpos export transformers`
 
 
 OURS = {
     one.name: one
     for one in (
-        OwnModel(ROBERTA, "masked_lm", "masked_lm", "MaskedLmLoss", "relpos_roberta"),
+        OwnModel(ROBERTA, "masked_lm", "masked_lm", "relpos_roberta"),
+        OwnModel("relpos_transformer", "translation", "label_smoothed_cross_entropy", "relpos_translation"),
+        OwnModel("relpos_transformer_lm", "language_modeling", "cross_entropy", "relpos_language_model"),
         OwnModel(
-            *("relpos_transformer", "translation", "label_smoothed_cross_entropy", "CrossEntropyCriterion"),
-            "relpos_translation",
-        ),
-        OwnModel(
-            *("relpos_transformer_lm", "language_modeling", "cross_entropy", "CrossEntropyCriterion"),
-            "relpos_language_model",
-        ),
-        OwnModel(
-            *("relpos_transformer_xl", "segment_language_modeling", "cross_entropy", "CrossEntropyCriterion"),
-            "relpos_memory_language_model",
+            *("relpos_transformer_xl", "segment_language_modeling", "cross_entropy", "relpos_memory_language_model")
         ),
     )
 }
@@ -116,7 +108,8 @@ def checkpoint_of(
         OmegaConf.set_struct(cfg, False)
         cfg.model = OmegaConf.merge(model(), _known(model, values) | {"_name": name})
         cfg.task, cfg.criterion = said, {"_name": loss, **criterion}
-    begun = {"criterion_name": ours.history, "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
+    trained_by = "MaskedLmLoss" if name == ROBERTA else "CrossEntropyCriterion"  # classes of fairseq's
+    begun = {"criterion_name": trained_by, "optimizer_name": "none", "lr_scheduler_state": {}, "num_updates": 0}
     return {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),

@@ -42,23 +42,11 @@ PACKAGE = "relpos_fairseq."
 # Models and tasks of fairseq's whose options are plain values: they run no program and evaluate no text.
 MODELS = ("lstm", "lstm_lm", "roberta", "transformer", "transformer_lm")
 TASKS = (
-    "cross_lingual_lm",
-    "denoising",
-    "language_modeling",
-    "legacy_masked_lm",
-    "masked_lm",
-    "multilingual_denoising",
-    "multilingual_language_modeling",
-    "multilingual_masked_lm",
-    "online_backtranslation",
-    "sentence_prediction",
-    "sentence_ranking",
-    "span_masked_lm",
-    "translation",
-    "translation_from_pretrained_bart",
-    "translation_lev",
-    "translation_multi_simple_epoch",
-)
+    "cross_lingual_lm denoising language_modeling legacy_masked_lm masked_lm multilingual_denoising "
+    "multilingual_language_modeling multilingual_masked_lm online_backtranslation sentence_prediction "
+    "sentence_ranking span_masked_lm translation translation_from_pretrained_bart translation_lev "
+    "translation_multi_simple_epoch"
+).split()
 MULTILINGUAL = "translation_multi_simple_epoch"  # whose checkpoints translate between several languages
 # The command that runs a checkpoint on plain text, by its task.
 JOBS = {

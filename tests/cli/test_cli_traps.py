@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-import os
 import re
 import shutil
 import sys
@@ -26,7 +25,7 @@ from fairseq.trainer import Trainer
 import relpos_fairseq
 from helpers import FULL
 from helpers import commands as cli
-from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, Corpus
+from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, Corpus, Malicious
 from helpers.fault_jobs import finished
 from relpos_fairseq import plugin
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerConfig, nested
@@ -301,13 +300,6 @@ def test_a_resume_under_another_optimizer(corpus, tmp_path):
             train_by(corpus, tmp_path, *four, *other)
     assert "num_updates: 4" in train_by(corpus, tmp_path, *four, "--bf16", "--optimizer", "relpos_adam", *fixed)
     train_by(corpus, tmp_path, "--max-update", "6", "--bf16", "--optimizer", "nag", *fixed, "--reset-optimizer")
-
-
-class Malicious:
-    """Makes a folder where it is unpickled."""
-
-    def __reduce__(self):
-        return os.mkdir, ("ran",)
 
 
 TRUNCATED = "{path} ({size:,} bytes) is truncated or no checkpoint: copy it again"

@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file
 
 from helpers.conversion import config, random_state
-from helpers.exported import write_checkpoint
+from helpers.exported import CLASSIFIED, write_checkpoint
 from helpers.formats import HEAD, NAMES, PIECES, change_checkpoint, change_tensors, encoder
 from relpos_fairseq.export.model_adapters import WholeModel
 from relpos_fairseq.formats.base import read_encoder
@@ -159,8 +159,7 @@ def test_what_is_kept_is_not_forced_on_another_family(ways):
 
 def test_a_trained_classifiers_labels_are_in_the_folder(ways):
     """As its data names them, in text/ beside the checkpoint."""
-    task = {"_name": "sentence_prediction", "classification_head_name": "mine", "num_classes": 3, "init_token": 0}
-    write_checkpoint(ways.here, "wordpiece", "learned", classes=3, task=task)
+    write_checkpoint(ways.here, "wordpiece", "learned", classes=3, task=CLASSIFIED)
     ways.back("model.pt", "out", "--head", "mine")
     assert ways.opened("out", "AutoModelForSequenceClassification").config.id2label == {0: "yes", 1: "no", 2: "perhaps"}
 

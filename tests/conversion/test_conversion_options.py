@@ -71,7 +71,7 @@ def test_an_option_that_no_rule_knows_is_named(scheme, options, named):
 def test_numbers_of_16_bits_hide_nothing_and_stay_so(dtype):
     """They are converted and compared in 32, and rounded once, at the end."""
     source, other = config("fire"), config("fire", position_fire_threshold="2")
-    state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in random_state(source).items()}
+    state = random_state(source, dtype)
     with pytest.raises(NotExactError, match=r"fire: fire_threshold 2.0 instead of 512.0 \(attention differs"):
         convert(state, plan_of(source), plan_of(other))
     done = convert(state, plan_of(source), plan_of(config("fire+m4", position_scale="5")))
@@ -81,19 +81,16 @@ def test_numbers_of_16_bits_hide_nothing_and_stay_so(dtype):
     assert not convert(mixed, plan_of(source), plan_of(other), allow_loss=True).report.exact
 
 
-def halves(scheme: str) -> dict[str, torch.Tensor]:
-    return {k: v.half() if v.is_floating_point() else v for k, v in random_state(config(scheme)).items()}
-
-
 def test_tied_numbers_of_16_bits_stay_tied():
-    state, tokens, output = halves("m4"), f"{ENCODER}.embed_tokens.weight", "encoder.lm_head.weight"
+    state = random_state(config("m4"), torch.float16)
+    tokens, output = f"{ENCODER}.embed_tokens.weight", "encoder.lm_head.weight"
     state[output] = state[tokens].view(state[tokens].shape)  # as a file is read: two tensors of one memory
     done = convert(state, plan_of(config("m4")), plan_of(config("deberta")))
     assert done.state[output].data_ptr() == done.state[tokens].data_ptr()
 
 
 def test_what_16_bits_do_not_hold_is_refused():
-    state, name = halves("m4"), f"{ENCODER}.layers.1.self_attn.q_proj.weight"
+    state, name = random_state(config("m4"), torch.float16), f"{ENCODER}.layers.1.self_attn.q_proj.weight"
     state[name] = state[name].clone()
     state[name][0, 0] = 60000
     with pytest.raises(ConversionError, match=r"layers.1.self_attn.q_proj.weight becomes as large as .*torch.float16"):
@@ -101,8 +98,7 @@ def test_what_16_bits_do_not_hold_is_refused():
 
 
 def test_new_tables_have_the_type_of_the_projections():
-    state = random_state(config("m4"))
-    state = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
+    state = random_state(config("m4"), torch.float32)
     state |= {key: state[key].half() for key in (f"{ENCODER}.version", f"{ENCODER}.embed_tokens.weight")}
     done = convert(state, plan_of(config("m4")), plan_of(config("m4+t5")))
     tables = [value.dtype for key, value in done.state.items() if ".position" in key and "table" in key]

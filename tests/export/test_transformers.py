@@ -21,7 +21,7 @@ SCHEMES = [name for name in ENCODERS if FULL or name not in LIKE_OTHERS - {"debe
 def exported(ways, scheme, **values):
     """A checkpoint's model, which is exported to `out`."""
     source = config(scheme, **values)
-    state = {name: part.float() if part.is_floating_point() else part for name, part in random_state(source).items()}
+    state = random_state(source, torch.float32)
     torch.save(checkpoint_of("relpos_roberta", source, state), ways / "model.pt")
     ways.export("model.pt")
     return build_roberta(source, state)

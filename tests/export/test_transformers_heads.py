@@ -10,7 +10,7 @@ import torch
 from fairseq import checkpoint_utils
 from safetensors.torch import load_file
 
-from helpers.exported import computing_otherwise, spoilt_before, write_checkpoint
+from helpers.exported import CLASSIFIED, computing_otherwise, spoilt_before, write_checkpoint
 from helpers.formats import change, change_checkpoint, change_tensors
 from relpos_fairseq.export import transformers_folder
 from relpos_fairseq.formats.base import read_encoder
@@ -19,8 +19,6 @@ from relpos_fairseq.heads import CHOICES, CLASSIFIER, HEAD, SPANS, TOKENS
 KEPT = {"_name": "sentence_ranking", "num_classes": 3, "init_token": 0, "separator_token": 2, "max_option_length": 7}
 RANKING = KEPT | {"criterion": "sentence_ranking", "ranking_head_name": "mine", "save_dir": "elsewhere"}
 RANKING |= {"task": "sentence_ranking"}
-CLASSIFIED = {"_name": "sentence_prediction", "classification_head_name": "mine", "num_classes": 3}
-CLASSIFIED |= {"init_token": 0, "separator_token": 2}
 CASES = {
     "tokens": (TOKENS, {"tokens": 3}),
     "choices": (CHOICES, {"classes": 1, "task": RANKING}),

@@ -13,7 +13,7 @@ import transformers
 
 from helpers import FULL, ROOT
 from helpers.commands import relpos, train
-from helpers.exported import fairseqs, hub_of, write_checkpoint
+from helpers.exported import CLASSIFIED, fairseqs, hub_of, write_checkpoint
 from helpers.formats import FORMATS, change_checkpoint
 from helpers.releases import installed, run_in
 from helpers.tokenizers import SENTENCES, TRAINED, lines, write_folders
@@ -24,8 +24,6 @@ from relpos_fairseq.text.transformers_files import transformers_files
 OLDEST, _, NEWEST = RELEASES = ("4.44.2", "4.46.3", "5.24.0")  # 4.46 copies no code of a folder
 READING, IDS, WRITING = (RELEASES,) * 3 if FULL else ((OLDEST,), (NEWEST,), ())  # releases of each test
 SCRIPT = Path(__file__).with_name("use_in_transformers.py")
-TASK = {"_name": "sentence_prediction", "classification_head_name": "mine", "num_classes": 3}
-TASK |= {"init_token": 0, "separator_token": 2}
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +40,17 @@ def translator(corpus, tmp_path_factory):
     return folder / "checkpoint_last.pt"
 
 
+RANKED = CLASSIFIED | {"_name": "sentence_ranking"}
 # What the checkpoint of a folder has, and the head that is asked.
 FOLDERS = {
     "masked": ({}, {}),
-    "classified": ({"classes": 3, "task": TASK}, {"classification_head_name": "mine"}),
+    "classified": ({"classes": 3, "task": CLASSIFIED}, {"classification_head_name": "mine"}),
     "answering": ({"spans": True, "scheme": "t5"}, {"span_head_name": "spans"}),
     "named": ({"tokens": 3}, {"token_head_name": "entities"}),
-    "ranked": ({"classes": 1, "task": TASK | {"_name": "sentence_ranking"}}, {"classification_head_name": "mine"}),
+    "ranked": (
+        {"classes": 1, "task": CLASSIFIED | {"_name": "sentence_ranking"}},
+        {"classification_head_name": "mine"},
+    ),
 }
 
 

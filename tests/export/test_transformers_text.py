@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers.exported import hub_of, write_checkpoint
+from helpers.exported import CLASSIFIED, hub_of, write_checkpoint
 from helpers.formats import change_checkpoint
 from relpos_fairseq.formats.base import read_encoder
 from relpos_fairseq.heads import HEAD
@@ -54,9 +54,7 @@ def test_without_text_it_is_said(ways):
 
 def test_a_classifier_that_was_trained_there_comes_back(ways):
     """Fairseq, transformers, fairseq; the card says what is known."""
-    task = {"_name": "sentence_prediction", "classification_head_name": "mine", "num_classes": 3}
-    task |= {"init_token": 0, "separator_token": 2}
-    model, _ = write_checkpoint(ways.here, "bpe", classes=3, task=task)
+    model, _ = write_checkpoint(ways.here, "bpe", classes=3, task=CLASSIFIED)
     ways.export("model.pt")
     card = (ways / "out/MODEL_CARD.md").read_text()
     assert "largest difference: classification" in card and "m4" in card

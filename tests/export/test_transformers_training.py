@@ -6,9 +6,7 @@ import pytest
 import torch
 import transformers
 
-from helpers.exported import write_checkpoint
-
-TASK = {"_name": "sentence_prediction", "classification_head_name": "mine", "init_token": 0, "num_classes": 3}
+from helpers.exported import CLASSIFIED, write_checkpoint
 
 
 class Sentences(torch.utils.data.Dataset):
@@ -26,7 +24,7 @@ class Sentences(torch.utils.data.Dataset):
 @pytest.fixture
 def folder(ways):
     """The folder of an exported classifier."""
-    write_checkpoint(ways.here, "bpe", classes=3, task=TASK)
+    write_checkpoint(ways.here, "bpe", classes=3, task=CLASSIFIED)
     ways.export("model.pt")
     return ways / "out"
 

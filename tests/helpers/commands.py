@@ -299,6 +299,13 @@ def value(output: str, name: str) -> float:
     return float(re.findall(rf"\b{name}[= ]+([\d.]+)", output)[-1])
 
 
+class Malicious:
+    """Makes a folder where it is unpickled."""
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, ("ran",)
+
+
 def load(path: Path) -> dict:
     """A checkpoint, safely."""
     import torch

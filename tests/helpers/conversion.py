@@ -36,9 +36,10 @@ def config(scheme: str, **values: Any) -> dict[str, Any]:
     return SIZES | {"position_scheme": scheme} | values
 
 
-def random_state(values: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a model whose every parameter, tables included, is random and of size."""
-    return dict(_random_state(json.dumps(values)))
+def random_state(values: dict[str, Any], dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """The tensors of a model whose every parameter, tables included, is random and of size; whole numbers stay so."""
+    found = _random_state(json.dumps(values)).items()
+    return {key: value.to(dtype) if value.is_floating_point() else value for key, value in found}
 
 
 @functools.cache

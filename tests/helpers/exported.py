@@ -16,6 +16,8 @@ from relpos_fairseq.saved.checkpoint import OURS, checkpoint_of
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import load_tokenizer, train_tokenizer
 
+CLASSIFIED = {"_name": "sentence_prediction", "classification_head_name": "mine", "num_classes": 3}
+CLASSIFIED |= {"init_token": 0, "separator_token": 2}  # the task of the head `mine`
 VERBS, NOUNS = ("sees", "hears", "makes"), ("house", "horse", "mouse", "hearse")
 TEXTS = [f"the {a} {b} a {c}, née Zoë." for a in ("old", "new") for b in VERBS for c in NOUNS]
 
@@ -43,7 +45,7 @@ def write_checkpoint(folder, kind="bpe", scheme="m4", classes=0, spans=False, to
     """A checkpoint with text/ beside it, and its model."""
     rows = write_text(folder / "text", kind)
     source = config(scheme, activation_fn="gelu", **values)
-    state = {n: v.float() if v.is_floating_point() else v for n, v in random_state(source).items()}
+    state = random_state(source, torch.float32)
     draw = torch.Generator().manual_seed(3)
     for name in ("sentence_encoder.embed_tokens", "lm_head"):
         state[f"encoder.{name}.weight"] = torch.randn(rows, 16, generator=draw)
