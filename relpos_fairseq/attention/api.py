@@ -35,27 +35,15 @@ _MODULES = {module.name: module for module in (reference, sdpa, blocked, native,
 logger = logging.getLogger(__name__)
 
 # The number n of queries from which (or from 2n keys) the kernel in C is faster on a CPU, by the kind of the
-# costliest term, whether a causal mask or dropout is on, and whether gradients or dropout are on.  Below n,
-# SDPA (no terms) or the reference is faster.  Measured with m4 (vectors), tupe (factors), t5 (scalars) and none, in
-# fp32 with heads of 64 channels and clip distance 16, on processors with AVX2 and with AVX-512.  One number
+# costliest term, whether gradients or dropout are on, and (of each pair) whether a causal mask or dropout is on.
+# Below n, SDPA (no terms) or the reference is faster.  Measured with m4 (vectors), tupe (factors), t5 (scalars) and
+# none, in fp32 with heads of 64 channels and clip distance 16, on processors with AVX2 and with AVX-512.  One number
 # serves both, so that a run resumes elsewhere alike: where they differ, it lies where neither loses much.
 CROSSOVER_LENGTHS = {
-    ("vectors", False, True): 2,
-    ("vectors", True, True): 2,
-    ("vectors", False, False): 2,
-    ("vectors", True, False): 2,
-    ("factors", False, True): 256,
-    ("factors", True, True): 96,
-    ("factors", False, False): 48,
-    ("factors", True, False): 48,
-    ("scalars", False, True): 128,
-    ("scalars", True, True): 64,
-    ("scalars", False, False): 64,
-    ("scalars", True, False): 48,
-    ("nothing", False, True): 128,
-    ("nothing", True, True): 48,
-    ("nothing", False, False): 64,
-    ("nothing", True, False): 64,
+    "vectors": {True: (2, 2), False: (2, 2)},
+    "factors": {True: (256, 96), False: (48, 48)},
+    "scalars": {True: (128, 64), False: (64, 48)},
+    "nothing": {True: (128, 48), False: (64, 64)},
 }
 # The number of keys, summed over batch rows and heads, from which a backend evaluates a step of decoding
 # without terms faster than SDPA.
@@ -162,14 +150,6 @@ class _Call:
     def is_short(self) -> bool:
         return self.on_cpu and _is_short(self.inputs)
 
-    @property
-    def for_triton(self) -> bool:
-        return self.has_terms and not self.need_weights and on_gpu(self.inputs) and _is_triton(self.inputs)
-
-    @property
-    def for_native(self) -> bool:
-        return not self.need_weights and _is_native(self.inputs, _first(WITHOUT_KERNELS, self))
-
 
 Rules = tuple[tuple[str, Callable[[_Call], bool]], ...]  # a backend, and which calls it gets if no earlier row does
 WITHOUT_KERNELS: Rules = (
@@ -182,11 +162,11 @@ RULES: Rules = (
     ("native", lambda call: _is_native_step(call.inputs, call.need_weights)),
     ("blocked", lambda call: call.is_plain_step and beats_sdpa_on_step(call.inputs, "blocked")),
     ("sdpa", lambda call: call.is_plain_step),
-    ("triton", lambda call: call.for_triton),
+    ("triton", lambda call: call.has_terms and not call.need_weights and _is_triton(call.inputs)),
     ("sdpa", lambda call: call.is_plain and not call.on_cpu),
     ("sdpa", lambda call: call.is_plain and call.is_short and not call.inputs.dropout),
     ("reference", lambda call: call.is_short or blocked.refusal(call.inputs) is not None),
-    ("native", lambda call: call.for_native),
+    ("native", lambda call: not call.need_weights and _is_native(call.inputs, _first(WITHOUT_KERNELS, call))),
     *WITHOUT_KERNELS,
 )
 
@@ -207,7 +187,7 @@ def crossover_length(inputs: AttentionInputs) -> int:
     # pass must drop the same probabilities.
     dropped = bool(inputs.dropout)
     learns = torch.is_grad_enabled() or dropped
-    return CROSSOVER_LENGTHS[_costliest_kind(inputs), inputs.causal or dropped, learns]
+    return CROSSOVER_LENGTHS[_costliest_kind(inputs)][learns][inputs.causal or dropped]
 
 
 def _costliest_kind(inputs: AttentionInputs) -> str:
@@ -258,8 +238,8 @@ def _is_one_slice(inputs: AttentionInputs) -> bool:
 
 
 def _is_triton(inputs: AttentionInputs) -> bool:
-    """Return whether the Triton kernels can evaluate a call, and have passed their self-test on this GPU."""
-    if triton.refusal(inputs) is not None:
+    """Return whether a call is on a GPU, and Triton's kernels can evaluate it and have passed their self-test there."""
+    if not on_gpu(inputs) or triton.refusal(inputs) is not None:
         return False
     problem = triton.unproved(inputs)
     if problem is not None:

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from relpos_fairseq.attention.inputs import AttentionInputs, drop, probabilities
+from relpos_fairseq.attention.inputs import AttentionInputs, drop
 from relpos_fairseq.attention.operation import differentiable_once
-from relpos_fairseq.attention.reference import GatheredProducts, logits
+from relpos_fairseq.attention.reference import GatheredProducts, attention_of
 from relpos_fairseq.attention.relative_shift import ShiftedProducts
 from relpos_fairseq.attention.step import attend_step, supports_step
 from relpos_fairseq.core.relations import DistanceRelation
@@ -112,15 +112,8 @@ def _attend_slice(inputs: AttentionInputs, seed: int) -> tuple[Tensor, Tensor]:
     counted = any(term.contextual is not None for term in inputs.terms)
     gathers = counted or inputs.positions.randomized is not None
     products = GatheredProducts(inputs) if gathers else ShiftedProducts(inputs)
-    probs = probabilities(logits(products), inputs.excluded(), inputs.key_padding is not None)
-    if inputs.dropout:
-        generator = torch.Generator(probs.device).manual_seed(seed)
-        probs = drop(probs, inputs.dropout, generator)
-    out = probs @ inputs.v
-    for term in inputs.terms:
-        if term.value_vectors is not None:
-            out = out + products.values(probs, term)
-    return out, probs
+    generator = torch.Generator(inputs.q.device).manual_seed(seed)
+    return attention_of(products, lambda probs: drop(probs, inputs.dropout, generator))
 
 
 def _add_gradients(results: list[Tensor], upstream: list[Tensor], leaves: list[Tensor], totals: list[Tensor]) -> None:

@@ -89,51 +89,32 @@ class AttentionInputs:
 
     def gathered(self) -> AttentionInputs:
         """Return the call with every key in its query's row."""
-        if self.key_rows is None:
+        if (rows := self.key_rows) is None:
             return self
-        names = ("k", "v", "content_k", "clipped_key_products")
-        moved: dict[str, Any] = {
-            name: of_rows(x, self.key_rows) for name in names if (x := getattr(self, name)) is not None
-        }
-        return replace(self, key_rows=None, **moved)
+        kept = ("k", "v", "content_k", "clipped_key_products")
+        return replace(self, key_rows=None, **self.changed(kept, lambda x: of_rows(x, rows)))
+
+    def changed(self, names: Iterable[str], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """Return by their names what `change` makes of those of the named tensors that the call has."""
+        return {name: change(x) for name in names if (x := getattr(self, name)) is not None}
 
     def rows(self, start: int, stop: int) -> AttentionInputs:
         """Return the call for the queries [start, stop)."""
-        content_q = None if self.content_q is None else self.content_q[:, :, start:stop]
-        return replace(
-            self,
-            q=self.q[:, :, start:stop],
-            content_q=content_q,
-            terms=tuple(_rows_of(term, start, stop) for term in self.terms),
-            positions=self.positions.rows(start, stop),
-        )
+        cut = self.changed(("q", "content_q"), lambda x: x[:, :, start:stop])
+        terms = tuple(_rows_of(term, start, stop) for term in self.terms)
+        return replace(self, terms=terms, positions=self.positions.rows(start, stop), **cut)
 
     def keys(self, stop: int) -> AttentionInputs:
         """Return the call for the keys [0, stop); the slots of all queries must be below `stop`."""
-        cut = {
-            name: getattr(self, name)[:, :, :stop]
-            for name in ("k", "v", "content_k")
-            if getattr(self, name) is not None
-        }
-        cut |= {
-            name: getattr(self, name)[:, :stop]
-            for name in ("key_padding", "documents")
-            if getattr(self, name) is not None
-        }
+        cut = self.changed(("k", "v", "content_k"), lambda x: x[:, :, :stop])
+        cut |= self.changed(("key_padding", "documents"), lambda x: x[:, :stop])
         terms = tuple(_keys_of(term, stop) for term in self.terms)
         return replace(self, terms=terms, positions=self.positions.keys(stop), **cut)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> AttentionInputs:
         """Return the call with `change` applied to every tensor that may have a gradient, in a fixed order."""
-        return replace(
-            self,
-            q=change(self.q),
-            k=change(self.k),
-            v=change(self.v),
-            content_q=None if self.content_q is None else change(self.content_q),
-            content_k=None if self.content_k is None else change(self.content_k),
-            terms=tuple(_mapped(term, change) for term in self.terms),
-        )
+        changed = self.changed(("q", "k", "v", "content_q", "content_k"), change)
+        return replace(self, terms=tuple(_mapped(term, change) for term in self.terms), **changed)
 
     def tensors(self) -> list[Tensor]:
         """Return every tensor that may have a gradient, in the order of `mapped`."""

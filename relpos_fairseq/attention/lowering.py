@@ -87,25 +87,6 @@ def why_not_lowered(inputs: AttentionInputs) -> str | None:
 
 
 @dataclass(frozen=True)
-class DistanceRange:
-    """The lowest and highest distance of the pairs of a call that no causal mask or window excludes."""
-
-    lowest: int
-    highest: int
-
-    @classmethod
-    def of(cls, inputs: AttentionInputs) -> DistanceRange:
-        """Return the range of distances in a call."""
-        positions = inputs.positions
-        lowest, highest = positions.lowest_distance, positions.highest_distance
-        if inputs.causal:
-            highest = min(highest, 0)
-        if inputs.window is not None:
-            lowest = max(lowest, 1 - inputs.window)
-        return cls(lowest, highest)
-
-
-@dataclass(frozen=True)
 class Window:
     """The distances low..high of a table's rows; smaller distances read the first row, larger ones the last."""
 
@@ -122,18 +103,26 @@ class Window:
         return self.low == other.low and self.high == other.high
 
     @classmethod
-    def over(cls, relations: Sequence[DistanceRelation], distances: DistanceRange) -> Window:
-        """Return the smallest window outside of which none of the relations changes its id.
+    def visible(cls, inputs: AttentionInputs) -> Window:
+        """Return the distances of the pairs of a call that no causal mask or window excludes."""
+        low, high = inputs.positions.lowest_distance, inputs.positions.highest_distance
+        if inputs.causal:
+            high = min(high, 0)
+        if inputs.window is not None:
+            low = max(low, 1 - inputs.window)
+        return cls(low, high)
+
+    @classmethod
+    def over(cls, relations: Sequence[DistanceRelation], distances: Window) -> Window:
+        """Return the smallest window outside of which none of the relations changes its id, for a call's `distances`.
 
         Where a relation still changes at the call's lowest or highest distance, the window reaches one
         distance further than the call, so that no pair is at a clipped end.
         """
-        lows = [relation.lowest for relation in relations]
-        highs = [relation.highest for relation in relations]
-        low = min(lows) if lows else distances.lowest
-        high = max(highs) if highs else distances.highest
-        low = low if low > distances.lowest else distances.lowest - 1
-        high = high if high < distances.highest else distances.highest + 1
+        low = min([relation.lowest for relation in relations] or [distances.low])  # as torch.compile knows it
+        high = max([relation.highest for relation in relations] or [distances.high])
+        low = low if low > distances.low else distances.low - 1
+        high = high if high < distances.high else distances.high + 1
         return cls(low, max(high, low + 1))
 
 
@@ -314,7 +303,7 @@ class Resets:
         f_i.g_j = [i is first] row_j + [i is not first] column_i [j is first]
 
     Args:
-        inputs: a call of which at least one term is reset.
+        inputs: a call, of which terms may be reset.
 
     Attributes:
         held: the terms that are reset.
@@ -344,17 +333,14 @@ class Resets:
         if self.clears_factors:
             replaced &= ~OF_FACTORS
         self.replaced = replaced or (NOTHING if self.held else 0)
-        self._resets = [term.reset for term in self.held if term.reset is not None]
+        self._resets = [required(term.reset) for term in self.held]
         self.first = self._resets[0].first if self._resets else None
 
     def numbers(self) -> Tensor:
         """Return the logits that the reset puts into the first token's row and column, summed over terms: (H|1, 2)."""
-        total = None
-        for reset in self._resets:
-            both = torch.broadcast_tensors(reset.row, reset.column)
-            logits = torch.stack(both, dim=-1).to(self.inputs.exact)
-            total = logits if total is None else total + logits
-        return required(total)
+        pairs = (torch.broadcast_tensors(reset.row, reset.column) for reset in self._resets)
+        logits = [torch.stack(both, dim=-1).to(self.inputs.exact) for both in pairs]
+        return sum(logits[1:], logits[0])
 
     def cleared(self, factors: Factors) -> Factors:
         """Return a pair of factors, changed so that their product is 0 in the first token's row and column."""
@@ -381,15 +367,11 @@ class Resets:
 
     def _row_and_column(self) -> tuple[Tensor, Tensor]:
         """Return what terms without a reset add in the first token's row (B|1, H|1, S) and column (B|1, H|1, T)."""
-        inputs, positions, place = self.inputs, self.inputs.positions, required(self.first)
-        first = place[:, None]
-        slots = torch.arange(positions.src_len, device=positions.device)
-        queries = slots[positions.query_start : positions.query_stop]
-        q, k, _, _ = inputs.exact_pairs()
-        first_q = _at(q, place - positions.query_start)  # (B, H, 1, D)
-        first_k = _at(k, place)
-        row = self._added(first_q, k, slots - first)
-        column = self._added(q, first_k, first - queries)
+        positions, place = self.inputs.positions, required(self.first)
+        distances = torch.arange(positions.src_len, device=positions.device) - place[:, None]  # (B|1, S) from the token
+        q, k, _, _ = self.inputs.exact_pairs()
+        row = self._added(_at(q, place - positions.query_start), k, distances)
+        column = self._added(q, _at(k, place), -distances[:, positions.query_start : positions.query_stop])
         return row, column
 
     def _added(self, q: Tensor, k: Tensor, distance: Tensor) -> Tensor:
@@ -471,17 +453,12 @@ class Lowered:
             self.tensors[name] = factors if known is None else concatenate_ranks(known, factors)
 
 
-def nothing_apart(term: PositionTerms) -> bool:
-    """Return False: no term's tables are lowered by the caller of `lower` itself."""
-    return False
-
-
 def lower(
     inputs: AttentionInputs,
     vectors: Window,
     scalars: Window,
     dtype: torch.dtype,
-    apart: Callable[[PositionTerms], bool] = nothing_apart,
+    apart: Callable[[PositionTerms], bool] = lambda term: False,
 ) -> Lowered:
     """Sum the terms of a call field by field, into operands of a kernel, where `why_not_lowered` returns None.
 
@@ -492,18 +469,15 @@ def lower(
         dtype: type of vectors and factors; scalars, and what multiplies, are as exact as logits.
         apart: tells the terms whose query_vectors and key_vectors the caller lowers itself.
     """
-    low = Lowered(vectors, scalars)
-    resets = None
-    if any(term.reset is not None for term in inputs.terms):
-        resets = Resets(inputs)
+    low, resets = Lowered(vectors, scalars), Resets(inputs)
     for term in inputs.terms:
         _add_vectors(low, term, inputs, dtype, apart(term))
         _add_scalars(low, term, inputs)
         for factors in factors_of(term, inputs, dtype):
-            if resets is not None and term.reset is not None and resets.clears_factors:
+            if term.reset is not None and resets.clears_factors:
                 factors = resets.cleared(factors)
             low.add_factors(*factors)
-    if resets is not None and resets.held:
+    if resets.held:
         low.tensors["reset"] = resets.numbers()
         low.first, low.reset_replaces = resets.first, resets.replaced
         if resets.mixes_tables:
@@ -512,7 +486,7 @@ def lower(
 
 
 def relations_of_vectors(
-    inputs: AttentionInputs, apart: Callable[[PositionTerms], bool] = nothing_apart
+    inputs: AttentionInputs, apart: Callable[[PositionTerms], bool] = lambda term: False
 ) -> list[DistanceRelation]:
     """Return the relations by which terms read tables of vectors, without tables that `apart` leaves to the caller."""
     found = []

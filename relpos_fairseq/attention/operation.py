@@ -26,21 +26,30 @@ _library = torch.library.Library("relpos", "FRAGMENT")
 Tensors = Sequence[Tensor]
 
 
+class Given(NamedTuple):
+    """What a kernel is given; see the top of this file."""
+
+    tensors: list[Tensor]
+    present: int
+    numbers: Sequence[int]
+    scale: float
+
+
 class Kernel(NamedTuple):
     """The passes of a kernel, and empty tensors of the shapes, types and strides that they return.
 
     Args:
-        forward: of (tensors, present, numbers, scale): the outputs, then what `backward` needs.
+        forward: of what is given: the outputs, then what `backward` needs.
         results: of the same: empty tensors for what `forward` returns.
-        backward: of (grads, results, tensors, present, numbers, scale, wanted): the gradients of the tensors
-            whose bits `wanted` has, in their order; `grads` are those of the outputs.
-        gradients: of (tensors, present, numbers, scale, wanted): empty tensors for what `backward` returns.
+        backward: of the gradients of the outputs, the results of `forward`, what was given, and bits `wanted`: the
+            gradients of the tensors whose bits `wanted` has, in their order.
+        gradients: of what was given, and `wanted`: empty tensors for what `backward` returns.
     """
 
-    forward: Callable[..., list[Tensor]]
-    results: Callable[..., list[Tensor]]
-    backward: Callable[..., list[Tensor]]
-    gradients: Callable[..., list[Tensor]]
+    forward: Callable[[Given], list[Tensor]]
+    results: Callable[[Given], list[Tensor]]
+    backward: Callable[[list[Tensor], list[Tensor], Given, int], list[Tensor]]
+    gradients: Callable[[Given, int], list[Tensor]]
 
 
 def define(
@@ -61,10 +70,12 @@ def define(
     _library.define(f"{name}({_CALL}) -> Tensor[]")
     _library.define(f"{back}(Tensor[] grads, Tensor[] results, {_CALL}, int wanted) -> Tensor[]")
     for device in devices:
-        _library.impl(name, kernel.forward, device)
-        _library.impl(back, kernel.backward, device)
-    torch.library.register_fake(f"relpos::{name}", kernel.results, lib=_library)
-    torch.library.register_fake(f"relpos::{back}", lambda grads, results, *call: kernel.gradients(*call), lib=_library)
+        _library.impl(name, lambda *call: kernel.forward(Given(*call)), device)
+        _library.impl(back, lambda dout, found, *call: kernel.backward(dout, found, Given(*call[:4]), call[4]), device)
+    torch.library.register_fake(f"relpos::{name}", lambda *call: kernel.results(Given(*call)), lib=_library)
+    torch.library.register_fake(
+        f"relpos::{back}", lambda dout, found, *call: kernel.gradients(Given(*call[:4]), call[4]), lib=_library
+    )
     forward, backward = (getattr(torch.ops.relpos, each).default for each in (name, back))
 
     class Attention(torch.autograd.Function):

@@ -4,15 +4,15 @@
     logits  = content * gate_r (q.a_r)(k.b_r)   of terms that multiply
             + scale (q.a_r + k.b_r + u.k + v.a_r) + static_r + f_i.g_j + dense_bias + decay
 
-`logits` is this formula, for any backend that derives `Products`: the ways to read a table for pairs
-of a query and a key.  `GatheredProducts` reads tables by one gather each.  It holds (T, S) matrices a
-head, and (T, S, D) for a trilinear term.  Every other backend must equal `attend` of this file in
-values and gradients.  See `relpos_fairseq.core.terms` for the fields of terms.
+`logits` is this formula.  `GatheredProducts` reads each table for pairs of a query and a key by one gather: it holds
+(T, S) matrices a head, and (T, S, D) for a trilinear term.  A backend that reads tables in other ways derives from it.
+Every other backend must equal `attend` of this file in values and gradients.  See `relpos_fairseq.core.terms` for the
+fields of terms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -27,38 +27,18 @@ name = "reference"
 # ------------------------------------------------------------------------------------------- The formula
 
 
-class Products:
-    """Base class: multiply queries and keys with tables, for all pairs; results are (B|1, H|1, T, S).
-
-    Args:
-        inputs: the call.
-    """
-
-    def __init__(self, inputs: AttentionInputs) -> None:
-        self.inputs = inputs
-
-    def content(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return q.k, or the trilinear term that replaces it; q is scaled."""
-        raise NotImplementedError(f"{type(self).__name__} must define content")
-
-    def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
-        """Return the entry of a table of scalars (H|1, R) for every pair."""
-        raise NotImplementedError(f"{type(self).__name__} must define scalars")
-
-    def query(self, q: Tensor, term: PositionTerms) -> Tensor:
-        """Return q.a_r with the term's query_vectors."""
-        raise NotImplementedError(f"{type(self).__name__} must define query")
-
-    def key(self, k: Tensor, term: PositionTerms) -> Tensor:
-        """Return k.b_r with the term's key_vectors."""
-        raise NotImplementedError(f"{type(self).__name__} must define key")
-
-    def contextual(self, content: Tensor, q: Tensor, table: Tensor) -> Tensor:
-        """Return q.e_p with a table (H|1, n, D), where the position p follows from `content`; q is scaled."""
-        raise NotImplementedError(f"{type(self).__name__} must define contextual")
+def attention_of(products: GatheredProducts, dropping: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the output (B, H, T, Dv) in at least fp32, and the probabilities (B, H, T, S) as `dropping` makes them."""
+    inputs = products.inputs
+    probs = dropping(probabilities(logits(products), inputs.excluded(), inputs.key_padding is not None))
+    out = probs @ inputs.v.to(inputs.exact)
+    for term in inputs.terms:
+        if term.value_vectors is not None:
+            out = out + products.values(probs, term)
+    return out, probs
 
 
-def logits(products: Products) -> Tensor:
+def logits(products: GatheredProducts) -> Tensor:
     """Return the logits (B, H, T, S) before masking, in at least fp32."""
     inputs = products.inputs
     q, k, content_q, content_k = inputs.exact_pairs()
@@ -81,7 +61,7 @@ def logits(products: Products) -> Tensor:
     return result
 
 
-def _added(term: PositionTerms, q: Tensor, k: Tensor, products: Products) -> Iterator[Tensor]:
+def _added(term: PositionTerms, q: Tensor, k: Tensor, products: GatheredProducts) -> Iterator[Tensor]:
     """Yield the logits that a term adds: u.k, and its position logits after its reset."""
     inputs = products.inputs
     if term.content_offset is not None:
@@ -92,7 +72,7 @@ def _added(term: PositionTerms, q: Tensor, k: Tensor, products: Products) -> Ite
         yield (positions if term.reset is None else apply_reset(positions, term.reset, inputs.positions))
 
 
-def _position_logits(term: PositionTerms, q: Tensor, k: Tensor, products: Products) -> Iterator[Tensor]:
+def _position_logits(term: PositionTerms, q: Tensor, k: Tensor, products: GatheredProducts) -> Iterator[Tensor]:
     """Yield the position logits that a term adds, one part for each of its tables."""
     scale, exact = products.inputs.scale, products.inputs.exact
     if term.query_vectors is not None and not term.product:
@@ -126,11 +106,9 @@ def decay_logits(decay: Decay, positions: Positions) -> Tensor:
     return added if decay.weight is None else added * positions.query_rows(decay.weight, axis=2)[..., None]
 
 
-def static_logits(term: PositionTerms, products: Products) -> Tensor:
+def static_logits(term: PositionTerms, products: GatheredProducts) -> Tensor:
     """Return the position logits of a term that needs neither q nor k."""
-    inputs = products.inputs
-    added = required(total(_position_logits(term, inputs.q, inputs.k, products)))
-    return added if term.reset is None else apply_reset(added, term.reset, inputs.positions)
+    return required(total(_added(term, products.inputs.q, products.inputs.k, products)))
 
 
 def apply_reset(added: Tensor, reset: Reset, positions: Positions) -> Tensor:
@@ -162,18 +140,19 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 def attend(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Return the output (B, H, T, Dv) and the probabilities (B, H, T, S) after dropout."""
-    excluded, products = inputs.excluded(), GatheredProducts(inputs)
-    probs = probabilities(logits(products), excluded, inputs.key_padding is not None)
-    probs = drop(probs, inputs.dropout)
-    out = probs @ inputs.v.to(inputs.exact)
-    for term in inputs.terms:
-        if term.value_vectors is not None:
-            out = out + products.values(probs, term)
+    out, probs = attention_of(GatheredProducts(inputs), lambda probs: drop(probs, inputs.dropout))
     return out.to(inputs.v.dtype), probs
 
 
-class GatheredProducts(Products):
-    """Compute products with tables by one gather for each table, at the ids of all pairs."""
+class GatheredProducts:
+    """Multiply queries and keys with tables for all pairs, (B|1, H|1, T, S), by one gather each at the pairs' ids.
+
+    Args:
+        inputs: the call.
+    """
+
+    def __init__(self, inputs: AttentionInputs) -> None:
+        self.inputs = inputs
 
     def _ids(self, term: PositionTerms) -> Tensor:
         """Return the ids (B|1, T, S) of the term's relation, computed once for all layers and tables."""
@@ -181,12 +160,16 @@ class GatheredProducts(Products):
         return positions.once(("ids", relation), lambda: relation.ids(positions))
 
     def content(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return q.k, or sum_c q_c k_c w_rc of a trilinear term, which takes a (T, S, D) tensor for each head."""
+        """Return q.k, or the trilinear term that replaces it; q is scaled."""
         for term in self.inputs.terms:
             if term.trilinear is not None:
-                weights = self.scalars(term.trilinear, term)  # (B|1, H|1, T, S, D)
-                return (q[:, :, :, None] * k[:, :, None] * weights).sum(-1)
+                return self.trilinear(q, k, term)
         return q @ k.transpose(-1, -2)
+
+    def trilinear(self, q: Tensor, k: Tensor, term: PositionTerms) -> Tensor:
+        """Return sum_c q_c k_c w_rc, which takes a (T, S, D) tensor for each head."""
+        weights = self.scalars(required(term.trilinear), term)  # (B|1, H|1, T, S, D)
+        return (q[:, :, :, None] * k[:, :, None] * weights).sum(-1)
 
     def scalars(self, table: Tensor, term: PositionTerms) -> Tensor:
         """Return the entries of a table (H|1, R, ...) for every pair: (B|1, H|1, T, S, ...)."""
@@ -203,7 +186,7 @@ class GatheredProducts(Products):
         return products.gather(-2, self._ids(term)[:, None].expand(*products.shape[:2], -1, -1))
 
     def contextual(self, content: Tensor, q: Tensor, table: Tensor) -> Tensor:
-        """Return q_i.e_p, where p is a sum of gates; between whole numbers, q_i.e_p is interpolated linearly."""
+        """Return q_i.e_p of a table (H|1, n, D), p a sum of gates; interpolated linearly between whole numbers."""
         gates, excluded = content.sigmoid(), self.inputs.excluded()
         if excluded is not None:
             gates = gates.masked_fill(excluded, 0.0)

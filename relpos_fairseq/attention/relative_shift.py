@@ -14,14 +14,14 @@ from torch import Tensor
 
 from relpos_fairseq.attention.inputs import distances_of, required
 from relpos_fairseq.attention.lowering import Window, table_by_distance
-from relpos_fairseq.attention.reference import Products
+from relpos_fairseq.attention.reference import GatheredProducts
 from relpos_fairseq.core.relations import DistanceRelation
 from relpos_fairseq.core.terms import PositionTerms
 
 LEAST_KEYS = 64  # keys of a chunk whose products with key vectors are formed at once
 
 
-class ShiftedProducts(Products):
+class ShiftedProducts(GatheredProducts):
     """Compute products with tables over distances, and shift them to the pairs of query and key (T = n, one slice)."""
 
     def rows_for(self, table: Tensor, relation: DistanceRelation, low: int, high: int) -> Tensor:
@@ -42,8 +42,7 @@ class ShiftedProducts(Products):
         """Return a table of scalars (H|1, R), read for every pair: (B|1, H|1, n, S)."""
         positions, relation = self.inputs.positions, required(term.relation)
         if not isinstance(relation, DistanceRelation):
-            ids = relation.ids(positions)  # (B, n, S)
-            return table[:, ids].transpose(0, 1)  # (B, H|1, n, S)
+            return super().scalars(table, term)
         low, high = positions.lowest_distance, positions.highest_distance
         vector = self.rows_for(table, relation, low, high)  # (H|1, L)
         return relative_shift(vector[None, :, None].expand(-1, -1, positions.tgt_len, -1))
@@ -79,14 +78,7 @@ class ShiftedProducts(Products):
             columns.append(column)  # (B, H, n, c)
         return torch.cat(columns, dim=-1)
 
-    def content(self, q: Tensor, k: Tensor) -> Tensor:
-        """Return q.k, or the trilinear term that replaces it: (B, H, n, S)."""
-        for term in self.inputs.terms:
-            if term.trilinear is not None:
-                return self._trilinear(q, k, term)
-        return q @ k.transpose(-1, -2)
-
-    def _trilinear(self, q: Tensor, k: Tensor, term: PositionTerms) -> Tensor:
+    def trilinear(self, q: Tensor, k: Tensor, term: PositionTerms) -> Tensor:
         """Return sum_c q_ic k_jc w_rc (B, H, n, S); beyond an end of the relation, w_r is multiplied into q."""
         positions, (low, high, before, after) = self.inputs.positions, self.near_range(term)
         weights = self.rows_for(required(term.trilinear), distances_of(term), low, high)  # (H|1, W, D)

@@ -53,13 +53,12 @@ class TermTables:
 
     Args:
         term: a term over distances.
-        scale: factor of the content and of added vector products.
         exact: type of the results.
         device: their device.
     """
 
-    def __init__(self, term: PositionTerms, scale: float, exact: torch.dtype, device: torch.device) -> None:
-        self.term, self.scale, self.exact = term, scale, exact
+    def __init__(self, term: PositionTerms, exact: torch.dtype, device: torch.device) -> None:
+        self.term, self.exact = term, exact
         relation = distances_of(term)
         self.keys = max(0, -relation.lowest) + 1
         self._rows = relation.window(1 - self.keys, 0, device)
@@ -125,7 +124,7 @@ class StepTables:
     ) -> None:
         self.terms, self.length, self.scale, self.exact = terms, length, scale, exact
         self._formed: dict[Hashable, Any] = {}
-        parts = [TermTables(term, scale, exact, device) for term in terms if term.relation is not None]
+        parts = [TermTables(term, exact, device) for term in terms if term.relation is not None]
         self.products = [part for part in parts if part.term.product]
         by_position = (term.position_factors for term in terms if term.position_factors is not None)
         self.factors = [(of_queries.to(exact), of_keys.to(exact)) for of_queries, of_keys in by_position]
@@ -151,13 +150,13 @@ class StepTables:
         if term.static is not None:
             self.static = _sum(self.static, part.spread(part.near(term.static), self.length))
         if term.query_offset is not None:
-            near = part.less_clipped(required(term.query_vectors)) * part.scale
+            near = part.less_clipped(required(term.query_vectors)) * self.scale
             products = (near @ term.query_offset.to(part.exact)[:, :, None])[..., 0]
             self.static = _sum(self.static, part.spread(products, self.length))
 
     def _add_vectors(self, part: TermTables) -> None:
         """Add a term's vectors: near rows to near tables, clipped rows to what is the same for all keys."""
-        term, scale = part.term, part.scale
+        term, scale = part.term, self.scale
         if term.content_offset is not None:
             self.offset = _sum(self.offset, term.content_offset.to(part.exact)[None, :, None] * scale)
         if term.query_vectors is not None and not term.product:
@@ -181,10 +180,6 @@ class StepTables:
         apart = any(part is not None for term in terms for part in (term.dense_bias, term.static_factors, term.decay))
         near = all(part.keys > 1 for part in self.products)
         return not apart and near and len(self.products) <= 1 and len(self.factors) <= 1
-
-    def factors_at(self, length: int) -> list[tuple[Tensor, Tensor]]:
-        """Return the factors of the last of `length` positions (1, H|1, 1, r), and of all (1, H|1, length, r)."""
-        return [(query[None, :, length - 1 : length], key[None, :, :length]) for query, key in self.factors]
 
     def __getstate__(self) -> dict[str, Any]:  # what a backend formed of them may hold addresses
         return self.__dict__ | {"_formed": {}}
@@ -296,7 +291,9 @@ def added_of(inputs: AttentionInputs) -> list[Tensor]:
 
 def factors_of(inputs: AttentionInputs, tables: StepTables) -> list[tuple[Tensor, Tensor]]:
     """Return all pairs of factors of this step: (B|1, H|1, 1, r) of the query, (B|1, H|1, S, r) of keys."""
-    return given_factors(inputs) + tables.factors_at(inputs.k.size(2))
+    length = inputs.k.size(2)
+    by_position = [(query[None, :, length - 1 : length], key[None, :, :length]) for query, key in tables.factors]
+    return given_factors(inputs) + by_position
 
 
 def given_factors(inputs: AttentionInputs) -> list[tuple[Tensor, Tensor]]:

@@ -120,21 +120,26 @@ class RelPosTransformerLMConfig(LanguageModelFlags):
     decoder_normalize_before: bool = help_text(True, "layer norm before each block, not after it")
 
 
+def flat_values(cfg: Any) -> dict[str, Any]:
+    """Return the values of a flat config as fairseq's nested one is made of them, but for lengths."""
+    flat = {key: value for key, value in plain(cfg).items() if not key.startswith("_")}
+    for key in ("decoder_input_dim", "decoder_output_dim"):
+        flat[key] = flat.get(key) or flat["decoder_embed_dim"]
+    return flat | {"no_token_positional_embeddings": True}
+
+
 def nested_decoder(cfg: Any) -> TransformerConfig:
     """Return fairseq's nested config of a decoder from a flat one, with all other fields as attributes.
 
     Raises:
         ValueError: options that exclude each other.
     """
-    flat = {key: value for key, value in plain(cfg).items() if not key.startswith("_")}
+    flat = flat_values(cfg)
     lengths = (flat.get("max_target_positions"), flat.get("tokens_per_sample"), DEFAULT_LENGTH)
     flat["max_target_positions"] = next(n for n in lengths if isinstance(n, int))
-    for key in ("decoder_input_dim", "decoder_output_dim"):
-        flat[key] = flat.get(key) or flat["decoder_embed_dim"]
     if flat["offload_activations"]:
         flat["checkpoint_activations"] = True
     _check(flat)
-    flat["no_token_positional_embeddings"] = True
     return TransformerConfig.from_namespace(argparse.Namespace(**flat))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +14,9 @@ from relpos_fairseq.core.config import resolve
 from relpos_fairseq.core.placement import DecodingTerms, Placement, PositionContext
 from relpos_fairseq.core.positions import is_captured
 from relpos_fairseq.core.scheme import AttentionShape
-from relpos_fairseq.models.encoder import limit_of
+from relpos_fairseq.models.encoder import PositionedStack
 from relpos_fairseq.modules.cross_attention import SOURCES, repeats
-from relpos_fairseq.modules.transformer_layer import RelPosDecoderLayer, initialize_projections, shard
-from relpos_fairseq.nn.packed import pack
+from relpos_fairseq.modules.transformer_layer import RelPosDecoderLayer, shard
 
 
 def decoder_positions(
@@ -58,32 +56,10 @@ class AdaptiveModel(BaseFairseqModel):
         return super().get_normalized_probs(net_output, log_probs, sample)
 
 
-class RelPosDecoder(TransformerDecoderBase):
+class RelPosDecoder(PositionedStack, TransformerDecoderBase):
     """Transformer decoder with a position scheme in its self-attention."""
 
     layer_class = RelPosDecoderLayer
-
-    def __init__(
-        self,
-        cfg: Any,
-        dictionary: Any,
-        embed_tokens: nn.Embedding,
-        no_encoder_attn: bool = False,
-        output_projection: nn.Module | None = None,
-    ) -> None:
-        """Build fairseq's decoder with the position schemes that `cfg` names."""
-        placement = self.make_positions(cfg)
-        self._construction = (placement, itertools.count())
-        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
-        del self._construction
-        self.positions = placement
-        placement.check_before(self)
-        self.eos_idx = dictionary.eos()
-        self.initialize(cfg)
-        initialize_projections(placement, self.layers)
-
-    def initialize(self, cfg: Any) -> None:
-        """Redraw initial values that differ from fairseq's; a scheme's parameters are never redrawn."""
 
     @staticmethod
     def make_positions(cfg: Any) -> Placement:
@@ -210,13 +186,6 @@ class RelPosDecoder(TransformerDecoderBase):
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         return self.dropout_module(x)
-
-    def max_positions(self) -> int:
-        return limit_of(self.positions)
-
-    def make_generation_fast_(self, **unused: Any) -> None:
-        """Pack the linear layers, as fairseq's commands ask every model before they generate."""
-        pack(self)
 
 
 def _encoder_parts(encoder_out: dict[str, list[Tensor]] | None) -> tuple:

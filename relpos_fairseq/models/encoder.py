@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,35 +49,48 @@ def encoder_shape(cfg: Any, length_flag: str) -> AttentionShape:
     )
 
 
-def encoder_positions(cfg: Any) -> Placement:
-    """Return the positions of translation's encoder."""
-    shape = encoder_shape(cfg, "--max-source-positions")
-    return Placement(resolve(cfg, shape, "translation", side="encoder", sides=("encoder", "decoder")))
+class PositionedStack(nn.Module):
+    """What the encoder and the decoder have in common, to derive from before fairseq's class."""
 
+    layers: nn.ModuleList
+    make_positions: Callable[[Any], Placement]
 
-class RelPosEncoder(TransformerEncoderBase):
-    """Transformer encoder with a position scheme."""
-
-    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False) -> None:
-        """Build fairseq's encoder with the position schemes that `cfg` names."""
+    def __init__(self, cfg: Any, dictionary: Any, *args: Any, **more: Any) -> None:
+        """Build fairseq's encoder or decoder with the position schemes that `cfg` names."""
         placement = self.make_positions(cfg)
         # fairseq's constructor builds layers before modules of ours may be assigned.
         self._construction = (placement, itertools.count())
-        super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
+        super().__init__(cfg, dictionary, *args, **more)
         del self._construction
         self.positions = placement
         placement.check_before(self)
         self.eos_idx = dictionary.eos()
-        self.skips_end = getattr(cfg, "encoder_skips_end", False)
+        self.initialize(cfg)
         initialize_projections(placement, self.layers)
 
-    @staticmethod
-    def make_positions(cfg: Any) -> Placement:
-        return encoder_positions(cfg)
+    def initialize(self, cfg: Any) -> None:
+        """Redraw initial values that differ from fairseq's; a scheme's parameters are never redrawn."""
+
+    def max_positions(self) -> int:
+        return limit_of(self.positions)
 
     def make_generation_fast_(self, **unused: Any) -> None:
         """Pack the linear layers, as fairseq's commands ask every model before they generate."""
         pack(self)
+
+
+class RelPosEncoder(PositionedStack, TransformerEncoderBase):
+    """Transformer encoder with a position scheme."""
+
+    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False) -> None:
+        """Build fairseq's encoder with the position schemes that `cfg` names."""
+        super().__init__(cfg, dictionary, embed_tokens, return_fc=return_fc)
+        self.skips_end = getattr(cfg, "encoder_skips_end", False)
+
+    @staticmethod
+    def make_positions(cfg: Any) -> Placement:
+        shape = encoder_shape(cfg, "--max-source-positions")
+        return Placement(resolve(cfg, shape, "translation", side="encoder", sides=("encoder", "decoder")))
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         """Build a layer with its own part of the position scheme."""
@@ -158,6 +172,3 @@ class RelPosEncoder(TransformerEncoderBase):
             return encoder_out
         kept = encoder_out if cached else super().reorder_encoder_out(encoder_out, new_order)
         return kept | {"sources": [sources]}
-
-    def max_positions(self) -> int:
-        return limit_of(self.positions)

@@ -19,7 +19,7 @@ from fairseq.models.transformer.transformer_config import DecoderConfig, EncDecB
 from omegaconf import II
 
 from relpos_fairseq.core.config import PositionConfig, help_text
-from relpos_fairseq.models.configs import ACTIVATIONS, add_flags, plain, register_sizes, widths
+from relpos_fairseq.models.configs import ACTIVATIONS, DEFAULT_LENGTH, add_flags, flat_values, register_sizes, widths
 from relpos_fairseq.models.decoder import AdaptiveModel, RelPosDecoder
 from relpos_fairseq.models.encoder import RelPosEncoder
 
@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 _NESTED = {"encoder": EncDecBaseConfig, "decoder": DecoderConfig, "quant_noise": QuantNoiseConfig}
 # Position schemes replace these options; cross+self attention would mix the slots of source and target.
 _DROPPED = {
-    "_name",
     "no_token_positional_embeddings",
     "encoder_learned_pos",
     "decoder_learned_pos",
@@ -43,7 +42,6 @@ _RETYPED = {
     "encoder_layers_to_keep": (Optional[str], None),  # noqa: UP045
     "decoder_layers_to_keep": (Optional[str], None),  # noqa: UP045
 }
-DEFAULT_LENGTH = 1024
 SKIPS_END = "the encoder takes </s> for padding, as where sources were trained without it"
 
 
@@ -81,14 +79,11 @@ class RelPosTransformerConfig(_Flat):
 
 
 def nested(cfg: Any) -> TransformerConfig:
-    """Return fairseq's nested config from a flat one (see `plain`), with the position fields."""
-    flat = {key: value for key, value in plain(cfg).items() if not key.startswith("_")}
+    """Return fairseq's nested config from a flat one (see `configs.plain`), with the position fields."""
+    flat = flat_values(cfg)
     for key in ("max_source_positions", "max_target_positions"):
         if not isinstance(flat.get(key), int):
             flat[key] = DEFAULT_LENGTH
-    for key in ("decoder_input_dim", "decoder_output_dim"):
-        flat[key] = flat.get(key) or flat["decoder_embed_dim"]
-    flat["no_token_positional_embeddings"] = True
     return TransformerConfig.from_namespace(argparse.Namespace(**flat))
 
 

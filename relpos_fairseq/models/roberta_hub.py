@@ -97,11 +97,10 @@ class RelPosRobertaHub(nn.Module):
                 sentences.append([])
             elif number != self.dictionary.pad():
                 sentences[-1].append(number)
-        texts = [self._text(part) for part in sentences if part]
+        texts = [self._text([self.dictionary[number] for number in part]) for part in sentences if part]
         return texts[0] if len(texts) == 1 else texts
 
-    def _text(self, ids: Sequence[int]) -> str:
-        pieces = [self.dictionary[number] for number in ids]
+    def _text(self, pieces: Sequence[str]) -> str:
         return " ".join(pieces) if self.tokenizer is None else self.tokenizer.decode(pieces)
 
     def extract_features(
@@ -194,9 +193,9 @@ class RelPosRobertaHub(nn.Module):
 
     def _filled(self, pieces: list[str], place: int, number: int, value: float) -> tuple[str, float, str]:
         """Return one answer; the tokens of the text and the new one are decoded together."""
-        filled = [*pieces[:place], self.dictionary[number], *pieces[place + 1 :]]
-        whole = " ".join(filled) if self.tokenizer is None else self.tokenizer.decode(filled)
-        return whole.strip(), value, self._text([number]).strip()
+        new = self.dictionary[number]
+        whole = self._text([*pieces[:place], new, *pieces[place + 1 :]])
+        return whole.strip(), value, self._text([new]).strip()
 
 
 def from_pretrained(

@@ -9,7 +9,6 @@ one: it recomputes the layer with the same context, and gradients reach the tabl
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -29,16 +28,25 @@ from relpos_fairseq.nn.self_attention import check_backend
 STEP = {"self_attn_mask", "self_attn_padding_mask"}  # arguments of a step of decoding by the kernel, beside the others
 
 
-class _Checkpointed(nn.Module):
-    """A layer that recomputes its forward in the backward pass, where the config asks for it."""
+class _Layer(nn.Module):
+    """A layer with the self-attention of this package; recomputes its forward where the config asks for it.
 
-    _make_attention: Callable[[int], RelPosMultiheadAttention]
+    It stands before fairseq's layer in the order of bases.
+    """
 
-    def __init__(self, cfg: Any, *args: Any) -> None:
+    side: str  # encoder or decoder
+
+    def __init__(self, cfg: Any, placement: Placement, layer: int, *args: Any) -> None:
+        # fairseq's constructor asks build_self_attention before attributes may be set.
+        heads = getattr(cfg, self.side).attention_heads
+        self._make_attention = lambda dim: build_self_attention(cfg, dim, heads, placement, layer)
         super().__init__(cfg, *args)
         del self._make_attention
         self.checkpoint_activations = cfg.checkpoint_activations or cfg.offload_activations
         self.offload_activations = cfg.offload_activations
+
+    def build_self_attention(self, embed_dim: int, cfg: Any, **unused: Any) -> RelPosMultiheadAttention:
+        return self._make_attention(embed_dim)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer, with recomputation where the config asks for it and gradients are enabled."""
@@ -75,14 +83,11 @@ def build_self_attention(
 
 
 class _EncoderLayer(TransformerEncoderLayerBase):
-    def __init__(self, cfg: Any, placement: Placement, layer: int, return_fc: bool = False) -> None:
-        # fairseq's constructor asks build_self_attention before attributes may be set.
-        self._make_attention = lambda dim: build_self_attention(cfg, dim, cfg.encoder.attention_heads, placement, layer)
+    side = "encoder"
+
+    def __init__(self, cfg: Any, return_fc: bool = False) -> None:
         super().__init__(cfg, return_fc=return_fc)
         self.can_use_fastpath = False
-
-    def build_self_attention(self, embed_dim: int, cfg: Any) -> RelPosMultiheadAttention:
-        return self._make_attention(embed_dim)
 
     def forward(
         self, x: Tensor, encoder_padding_mask: Tensor | None, context: PositionContext
@@ -110,16 +115,12 @@ class _EncoderLayer(TransformerEncoderLayerBase):
 class _DecoderLayer(TransformerDecoderLayerBase):
     """fairseq's decoder layer with the self-attention of this package."""
 
-    def __init__(self, cfg: Any, placement: Placement, layer: int, no_encoder_attn: bool = False) -> None:
-        self._make_attention = lambda dim: build_self_attention(cfg, dim, cfg.decoder.attention_heads, placement, layer)
+    side = "decoder"
+
+    def __init__(self, cfg: Any, no_encoder_attn: bool = False) -> None:
         super().__init__(cfg, no_encoder_attn=no_encoder_attn)
         self.need_attn = False  # the decoder asks the one layer whose probabilities it keeps
         self.step: LayerStep | None = None  # where the linear layers are packed
-
-    def build_self_attention(
-        self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
-    ) -> RelPosMultiheadAttention:
-        return self._make_attention(embed_dim)
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> CrossAttention:
         return CrossAttention(
@@ -166,11 +167,11 @@ class _DecoderLayer(TransformerDecoderLayerBase):
         return found
 
 
-class RelPosEncoderLayer(_Checkpointed, _EncoderLayer):
+class RelPosEncoderLayer(_Layer, _EncoderLayer):
     """An encoder layer; see `_EncoderLayer`."""
 
 
-class RelPosDecoderLayer(_Checkpointed, _DecoderLayer):
+class RelPosDecoderLayer(_Layer, _DecoderLayer):
     """A decoder layer; takes the PositionContext as `self_attn_mask`."""
 
 
@@ -189,7 +190,7 @@ class _MemoryLayer(_DecoderLayer):
         return super().forward(x, *args, self_attn_mask=context, **kwargs)
 
 
-class RelPosMemoryLayer(_Checkpointed, _MemoryLayer):
+class RelPosMemoryLayer(_Layer, _MemoryLayer):
     """A decoder layer with memory; see `_MemoryLayer.forward`."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -251,12 +252,7 @@ class PositionDecoderLayer(PositionEncoderLayer):
         """
         x = self.branch(x, self.self_attn_layer_norm, lambda y: self.self_attn(y, key_padding_mask, **more))
         if encoder_out is not None:
-
-            def cross(y: Tensor) -> Tensor:
-                found: Tensor = self.encoder_attn(
-                    y, encoder_out, encoder_out, key_padding_mask=encoder_padding_mask, need_weights=False
-                )[0]
-                return found
-
-            x = self.branch(x, self.encoder_attn_layer_norm, cross)
+            of_encoder = {"key": encoder_out, "value": encoder_out, "key_padding_mask": encoder_padding_mask}
+            attend = partial(self.encoder_attn, **of_encoder, need_weights=False)
+            x = self.branch(x, self.encoder_attn_layer_norm, lambda y: attend(y)[0])
         return self.branch(x, self.final_layer_norm, self.feed_forward)

@@ -26,7 +26,9 @@ from relpos_fairseq.attention.native import build, candidates, step
 from relpos_fairseq.attention.native import call as calls
 from relpos_fairseq.attention.native.__main__ import main
 
-SOURCE = '#include "size.h"\nlong relpos_call_size(void) { return SIZE; }\n'
+SOURCE = (
+    '#include "size.h"\nlong relpos_call_size(void) { return SIZE; }\nint relpos_call(void *call) { return !call; }\n'
+)
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C compiler on PATH")
 # A compiler that notes each of its runs, but for those that ask its version.
 COUNTING = """#!/bin/sh
@@ -62,7 +64,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for name in ("CC", "RELPOS_ISA"):
         monkeypatch.delenv(name, raising=False)
-    for function in (build._attempt, calls.kernel, api._warn_once):
+    for function in (build._attempt, build.entry, api._warn_once):
         monkeypatch.setattr(*_owner(function), _fresh(function))
     return folder
 
@@ -265,10 +267,10 @@ def test_without_a_compiler(change, said: str, monkeypatch: pytest.MonkeyPatch) 
 
 @needs_compiler
 def test_a_call_of_another_size(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """call.py and call.h must describe the same bytes."""
+    """Python and C must describe the same bytes."""
     monkeypatch.setattr(build, "SOURCES", sources)
-    with pytest.raises(build.BuildError, match="call has 7 bytes, and call.py's"):
-        calls.kernel(torch.float32)
+    with pytest.raises(build.BuildError, match="relpos_call: .* of two versions; install the package anew"):
+        build.entry(torch.float32, "relpos_call", calls.Call)
 
 
 @needs_compiler

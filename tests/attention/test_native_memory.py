@@ -15,7 +15,6 @@ import torch
 from helpers.shaped_calls import Shape, compare, make_inputs
 from relpos_fairseq.attention import native
 from relpos_fairseq.attention.native import build
-from relpos_fairseq.attention.native import call as calls
 
 pytestmark = pytest.mark.skipif(native.build.problem() is not None, reason="no C compiler")
 SCHEMES = (
@@ -60,9 +59,9 @@ def poisoned(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "_attempt", libraries.__getitem__)
-        calls.kernel.cache_clear()
+        build.entry.cache_clear()
         yield
-    calls.kernel.cache_clear()
+    build.entry.cache_clear()
     torch.use_deterministic_algorithms(False)
 
 

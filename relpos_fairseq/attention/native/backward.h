@@ -207,16 +207,24 @@ static void table_back(const PackedTable *packed, const real *dproducts, int64_t
            dim, 1);
 }
 
-/* The same for all unclipped tables, of whose `products` a tile holds only its own distances. */
-static void unclipped_tables_back(Head *head, const Tile *tile)
+/* The same for a tile's rows of the tables of queries and of values. */
+static void query_tables_back(Head *head, const Tile *tile)
 {
-    int64_t columns = tile->first_key + tile->num_keys - tile->first_slot - tile->low - tile->first_row;
-    PackedTable *by_query[2] = {&head->query_vectors, &head->product_query};
+    PackedTable *tables[3] = {&head->query_vectors, &head->product_query, &head->value_vectors};
+    for (int s = 0; s < 3; s++) {
+        int of_values = tables[s] == &head->value_vectors;
+        if (tables[s]->data)
+            table_back(tables[s], tables[s]->scattered, tile->query_stride, tile->num_queries, tile->columns,
+                       tile->first_row, of_values ? head->dout : head->unrotated_q,
+                       of_values ? NULL : head->dunrotated_q, of_values ? head->value_dim : head->dim);
+    }
+}
+
+/* The same for unclipped tables of keys, of whose `products` a tile holds only its own distances. */
+static void key_tables_back(Head *head, const Tile *tile)
+{
     PackedTable *by_key[2] = {&head->key_vectors, &head->product_key};
-    for (int s = 0; s < 2; s++) {
-        if (by_query[s]->data)
-            table_back(by_query[s], by_query[s]->scattered, tile->query_stride, tile->num_queries, columns,
-                       tile->first_row, head->unrotated_q, head->dunrotated_q, head->dim);
+    for (int s = 0; s < 2; s++)
         for (int64_t j = 0; by_key[s]->data && j < tile->num_keys; j += KEYS_AT_ONCE) {
             int64_t first_row = first_row_of_keys(tile, j), here = min_of(KEYS_AT_ONCE, tile->num_keys - j);
             int64_t first = (tile->first_key + j) * head->dim;
@@ -224,10 +232,6 @@ static void unclipped_tables_back(Head *head, const Tile *tile)
                        tile->first_key + j + here - tile->first_slot - tile->low - first_row, first_row,
                        head->unrotated_k + first, head->dunrotated_k + first, head->dim);
         }
-    }
-    if (head->value_vectors.data)
-        table_back(&head->value_vectors, head->value_vectors.scattered, tile->query_stride, tile->num_queries, columns,
-                   tile->first_row, head->dout, NULL, head->value_dim);
 }
 
 /* One tile: its logits again, its probabilities, and what their gradient adds to the gradients of all operands. */
@@ -254,8 +258,10 @@ static void backward_chunk(Head *head, Tile *tile, int64_t first_key, int64_t nu
         reset_back(head, tile);
         terms_back(head, tile, replaced);
     }
-    if (call->unclipped)
-        unclipped_tables_back(head, tile);
+    if (call->unclipped) {
+        query_tables_back(head, tile);
+        key_tables_back(head, tile);
+    }
 }
 
 /* --------------------------------------------------------------------------- Gradients of a block of queries */
@@ -274,8 +280,8 @@ static void begin_backward(Head *head, Tile *tile, int64_t first)
         zero(head->dhigh_q, head->block_queries * head->dim);
     }
     for (int64_t r = 0; r < tile->num_queries; r++) {
-        prefetch(read_row(&call->out, head, first + r + ROWS_AHEAD), call->value_dim);
-        head->delta[r] = dot(head->dout + r * head->value_dim, read_row(&call->out, head, first + r), call->value_dim);
+        prefetch(row_at(&call->out, head, first + r + ROWS_AHEAD), call->value_dim);
+        head->delta[r] = dot(head->dout + r * head->value_dim, row_at(&call->out, head, first + r), call->value_dim);
         head->row_max[r] = call->row_max[head->n * call->tgt_len + first + r];
         head->row_sum[r] = call->row_sum[head->n * call->tgt_len + first + r];
     }
@@ -287,16 +293,8 @@ static NOINLINE void end_block(Head *head, const Tile *tile)
     const Call *call = head->call;
     if (head->trilinear)
         trilinear_end_block(head, tile);
-    PackedTable *by_query[2] = {&head->query_vectors, &head->product_query};
-    if (!call->unclipped) {
-        for (int s = 0; s < 2; s++)
-            if (by_query[s]->data)
-                table_back(by_query[s], by_query[s]->scattered, tile->query_stride, tile->num_queries, call->width, 0,
-                           head->unrotated_q, head->dunrotated_q, head->dim);
-        if (head->value_vectors.data)
-            table_back(&head->value_vectors, head->value_vectors.scattered, tile->query_stride, tile->num_queries,
-                       call->width, 0, head->dout, NULL, head->value_dim);
-    }
+    if (!call->unclipped)
+        query_tables_back(head, tile);
     real scale = (real)call->scale;
     const Tensor *content = call->content_q.data ? &call->dcontent_q : &call->dq;
     int is_apart = content != &call->dq; /* the gradient of content's query and that of tables' query are two tensors */
@@ -307,12 +305,12 @@ static NOINLINE void end_block(Head *head, const Tile *tile)
             for (int64_t i = 0; i < call->dim; i++)
                 head->dcontent_offset[i] += scale * dcontent_q[i];
         if (content->data) {
-            real *to = write_row(content, head, query);
+            real *to = row_at(content, head, query);
             for (int64_t i = 0; i < call->dim; i++)
                 to[i] = scale * dcontent_q[i] + (is_apart ? 0 : dtable_q[i]);
         }
         if (is_apart && call->dq.data)
-            memcpy(write_row(&call->dq, head, query), dtable_q, call->dim * sizeof(real));
+            memcpy(row_at(&call->dq, head, query), dtable_q, call->dim * sizeof(real));
         if (call->dquery_factors && head->dquery_factors)
             memcpy(call->dquery_factors + (factor_matrix(head) * call->tgt_len + query) * call->rank,
                    head->dquery_factors + r * head->rank, call->rank * sizeof(real));
@@ -389,7 +387,7 @@ static void store_tensor(const Tensor *to, const Head *head, int64_t rows, const
                          int64_t channels)
 {
     for (int64_t i = 0; to->data && i < rows; i++)
-        memcpy(write_row(to, head, i), from + i * from_row, channels * sizeof(real));
+        memcpy(row_at(to, head, i), from + i * from_row, channels * sizeof(real));
 }
 
 /* Copy gradients (rows, channels), times a factor, into contiguous memory, unless that is absent. */

@@ -23,7 +23,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -58,15 +57,13 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
 
 
 @functools.cache
-def entry(dtype: torch.dtype, name: str, returns: Any, struct: type[ctypes.Structure], size: int) -> Callable[..., Any]:
+def entry(dtype: torch.dtype, name: str, *structs: type[ctypes.Structure]) -> Callable[..., int]:
     """Return a function of the library for fp32 or fp64 that takes the address of a struct.
 
     Args:
         dtype: of what it computes.
         name: the function's.
-        returns: the type of its result, or None.
-        struct: what it is given.
-        size: bytes of that struct and of those that it points to, which the library's `NAME_size` tells.
+        structs: what it is given, and what that points to; the library's `NAME_size` tells the bytes of all.
 
     Raises:
         BuildError: there is no library, or its structs have another size.
@@ -74,10 +71,15 @@ def entry(dtype: torch.dtype, name: str, returns: Any, struct: type[ctypes.Struc
     found = library(dtype)
     function, told = getattr(found, name), getattr(found, f"{name}_size")
     told.restype = ctypes.c_int64
-    if told() != size:
+    if told() != sum(map(ctypes.sizeof, structs)):
         raise BuildError(f"{name}: the kernel and the package are of two versions; install the package anew")
-    function.argtypes, function.restype = [ctypes.POINTER(struct)], returns
+    function.argtypes = [ctypes.POINTER(structs[0])]
     return function
+
+
+def threads_for(work: int, of_a_thread: int) -> int:
+    """Return how many threads share so much work, of which `of_a_thread` is worth a thread."""
+    return max(1, min(torch.get_num_threads(), work // of_a_thread))
 
 
 def problem(dtype: torch.dtype = torch.float32) -> str | None:

@@ -98,11 +98,8 @@ typedef struct {
 int relpos_forward(const Call *call);
 int relpos_backward(const Call *call);
 
-/* Return sizeof(Call), which Python compares with its own. */
-int64_t relpos_call_size(void);
-
 /* Return how many groups the batch rows form.  Up to GROUP_ROWS rows that share factors are one group, whose gradient
  * of factors is one sum; a row with factors of its own is a group alone. */
-int64_t relpos_groups(const Call *call);
+int relpos_groups(const Call *call);
 
 #endif

@@ -15,7 +15,7 @@ import ctypes
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,14 +26,14 @@ from relpos_fairseq.attention import operation
 from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.lowering import (
     SAME_EVERYWHERE,
-    DistanceRange,
     Lowered,
     Window,
     lower,
     needs_offset_table,
     relations_of_vectors,
 )
-from relpos_fairseq.attention.native import build
+from relpos_fairseq.attention.native.build import entry
+from relpos_fairseq.attention.operation import Given
 
 CONTENT = ("q", "k", "v", "content_q", "content_k")
 FACTORS = ("query_factors", "key_factors")
@@ -63,26 +63,6 @@ class TableArg(ctypes.Structure):
     _fields_ = [("data", _pointer), ("head_stride", _integer)]
 
 
-class CallNumbers(NamedTuple):
-    """The integer arguments of a call: sizes, masks, window of distances, dropout; call.h documents each."""
-
-    batch: int
-    heads: int
-    tgt_len: int
-    src_len: int
-    dim: int
-    value_dim: int
-    rank: int
-    query_start: int
-    low: int
-    width: int
-    unclipped: int
-    causal: int
-    window: int
-    reset_replaces: int
-    drop_threshold: int
-
-
 class Call(ctypes.Structure):
     """call.h's struct Call, field by field; the field that is `static_` in C is `static` here."""
 
@@ -100,26 +80,8 @@ class Call(ctypes.Structure):
     ]
 
 
-@functools.cache
-def kernel(dtype: torch.dtype) -> ctypes.CDLL:
-    """Return the compiled library for fp32 or fp64, with the types of its functions declared.
-
-    Raises:
-        build.BuildError: there is no library, or its `Call` has another size than the one in this file.
-    """
-    library = build.library(dtype)
-    library.relpos_call_size.restype = _integer
-    size = library.relpos_call_size()
-    if size != ctypes.sizeof(Call):
-        raise build.BuildError(
-            f"the kernel's call has {size} bytes, and call.py's {ctypes.sizeof(Call)}: call.h and "
-            f"call.py are of two versions; install the package anew"
-        )
-    for function in (library.relpos_forward, library.relpos_backward):
-        function.argtypes, function.restype = [ctypes.POINTER(Call)], ctypes.c_int
-    library.relpos_groups.argtypes = [ctypes.POINTER(Call)]
-    library.relpos_groups.restype = _integer
-    return library
+_OF_PASSES = ("first_head", "all_heads", "first_token_per_row", "seed", "threads")  # filled in by each pass
+NUMBERS = [name for name, kind in Call._fields_ if kind is _integer and name not in _OF_PASSES]  # of an operation
 
 
 # ------------------------------------------------------------------------------ From inputs to operands
@@ -153,7 +115,7 @@ def lower_for_c(inputs: AttentionInputs) -> Lowered:
 def _window_of_vectors(inputs: AttentionInputs, all_distances: Window) -> Window:
     """Return the window of distances for tables of vectors: clipped if that makes it narrow enough, else all."""
     if relations := relations_of_vectors(inputs):
-        clipped = Window.over(relations, DistanceRange(all_distances.low, all_distances.high))
+        clipped = Window.over(relations, all_distances)
     elif needs_offset_table(inputs):
         clipped = SAME_EVERYWHERE
     else:
@@ -161,8 +123,8 @@ def _window_of_vectors(inputs: AttentionInputs, all_distances: Window) -> Window
     return clipped if clipped.width <= min(MAX_CLIPPED_WIDTH, all_distances.width) else all_distances
 
 
-def call_numbers(inputs: AttentionInputs, lowered: Lowered) -> CallNumbers:
-    """Return the integer arguments of a call, from its inputs and its lowered terms."""
+def call_numbers(inputs: AttentionInputs, lowered: Lowered) -> tuple[int, ...]:
+    """Return the integer arguments of a call, by NUMBERS, from its inputs and its lowered terms."""
     positions, operands = inputs.positions, lowered.tensors
     batch, heads, _, dim = (inputs.content_q if inputs.rotated else inputs.q).shape
     rank = operands["query_factors"].size(-1) if "query_factors" in operands else 0
@@ -170,23 +132,24 @@ def call_numbers(inputs: AttentionInputs, lowered: Lowered) -> CallNumbers:
     if any(name in operands for name in TABLES_OF_VECTORS):
         low, width = lowered.vectors.low, lowered.vectors.width
         unclipped = int(lowered.vectors.equals(lowered.scalars))  # a row for each of all distances
-    return CallNumbers(
-        batch=batch,
-        heads=heads,
-        tgt_len=positions.tgt_len,
-        src_len=positions.src_len,
-        dim=dim,
-        value_dim=inputs.v.size(-1),
-        rank=rank,
-        query_start=positions.query_start,
-        low=low,
-        width=width,
-        unclipped=unclipped,
-        causal=int(inputs.causal),
-        window=inputs.window or 0,
-        reset_replaces=lowered.reset_replaces,
-        drop_threshold=round(inputs.dropout * DROP_PARTS),
-    )
+    found = {
+        "batch": batch,
+        "heads": heads,
+        "tgt_len": positions.tgt_len,
+        "src_len": positions.src_len,
+        "dim": dim,
+        "value_dim": inputs.v.size(-1),
+        "rank": rank,
+        "query_start": positions.query_start,
+        "low": low,
+        "width": width,
+        "unclipped": unclipped,
+        "causal": int(inputs.causal),
+        "window": inputs.window or 0,
+        "reset_replaces": lowered.reset_replaces,
+        "drop_threshold": round(inputs.dropout * DROP_PARTS),
+    }
+    return tuple(found[name] for name in NUMBERS)
 
 
 def _masks(inputs: AttentionInputs, lowered: Lowered) -> dict[str, Tensor]:
@@ -236,23 +199,19 @@ _WORDS = {
 }
 
 
-def check_shapes(numbers: CallNumbers, operands: Iterable[tuple[Sequence[str], Tensor]]) -> None:
-    """Raise an error if an operand's shape contradicts the sizes of the call.
-
-    Args:
-        numbers: the sizes of the call.
-        operands: pairs of an operand's names and the operand.
+def check_shapes(plan: _Plan, tensors: list[Tensor]) -> None:
+    """Raise an error if the shape of an operand, of which `tensors` begins with all, contradicts the call's sizes.
 
     Raises:
         ValueError: names the operand, its shape, and the shape that it must have.
     """
-    fitting = _fitting_shapes(numbers)
-    for (name, *_), operand in operands:
+    call, fitting = plan.call, plan.fitting
+    for (name, *_), operand in zip(plan.operands, tensors, strict=False):
         if operand.shape not in fitting[name]:
             over = " over its window of distances" * (name in TABLES)
             raise ValueError(
-                f"attention of {numbers.batch} rows, {numbers.heads} heads, {numbers.tgt_len} queries and "
-                f"{numbers.src_len} keys: {_WORDS.get(name, name)} must be {fitting[name][0]}{over}, got "
+                f"attention of {call.batch} rows, {call.heads} heads, {call.tgt_len} queries and "
+                f"{call.src_len} keys: {_WORDS.get(name, name)} must be {fitting[name][0]}{over}, got "
                 f"{tuple(operand.shape)}"
             )
 
@@ -271,24 +230,23 @@ def check_device(operands: Iterable[tuple[str, Tensor]]) -> None:
             )
 
 
-@functools.lru_cache
-def _fitting_shapes(numbers: CallNumbers) -> dict[str, list[tuple[int, ...]]]:
+def _fitting_shapes(call: Call) -> dict[str, list[tuple[int, ...]]]:
     """Return the shapes that each operand, by name, may have: the full shape first, then those that broadcast to it.
 
     Tables may be shared by heads, and factors by heads and batch rows.
     """
-    batch, heads, tgt_len, src_len, dim, value_dim, rank = numbers[:7]
+    batch, heads, tgt_len, src_len, dim = call.batch, call.heads, call.tgt_len, call.src_len, call.dim
     query, key = (batch, heads, tgt_len, dim), (batch, heads, src_len, dim)
-    full = dict.fromkeys(TABLES_OF_VECTORS, (heads, numbers.width, dim)) | {
+    full = dict.fromkeys(TABLES_OF_VECTORS, (heads, call.width, dim)) | {
         "q": query,
         "k": key,
-        "v": (batch, heads, src_len, value_dim),
+        "v": (batch, heads, src_len, call.value_dim),
         "content_q": query,
         "content_k": key,
-        "query_factors": (batch, heads, tgt_len, rank),
-        "key_factors": (batch, heads, src_len, rank),
+        "query_factors": (batch, heads, tgt_len, call.rank),
+        "key_factors": (batch, heads, src_len, call.rank),
         "content_offset": (heads, dim),
-        "value_vectors": (heads, numbers.width, value_dim),
+        "value_vectors": (heads, call.width, call.value_dim),
         "static": (heads, tgt_len + src_len - 1),
         "gate": (heads, tgt_len + src_len - 1),
         "reset": (heads, 2),
@@ -304,34 +262,26 @@ def _fitting_shapes(numbers: CallNumbers) -> dict[str, list[tuple[int, ...]]]:
 # ------------------------------------------------------------------------------------------------ Passes
 
 
-def forward(tensors: list[Tensor], present: int, numbers: list[int], scale: float) -> list[Tensor]:
+def forward(given: Given) -> list[Tensor]:
     """Run the forward pass; return the output, and row_max and row_sum as one (2, B H, T) for the backward pass."""
-    plan = _plan_of(present, tuple(numbers), scale)
-    check_shapes(plan.numbers, zip(plan.operands, tensors, strict=False))
-    out, sums = results(tensors)
-    call, placed = plan.fill_in(tensors, out, sums)
-    _run(kernel(sums.dtype).relpos_forward, call)
+    plan = _plan_of(given.present, tuple(given.numbers), given.scale)
+    check_shapes(plan, given.tensors)
+    out, sums = results(given)
+    call, placed = plan.fill_in(given.tensors, out, sums)
+    _run("forward", call, sums.dtype)
     del placed  # alive until here: the call has only the addresses
     return [out, sums]
 
 
-def backward(
-    grads: list[Tensor],
-    results: list[Tensor],
-    tensors: list[Tensor],
-    present: int,
-    numbers: list[int],
-    scale: float,
-    wanted: int,
-) -> list[Tensor]:
+def backward(grads: list[Tensor], results: list[Tensor], given: Given, wanted: int) -> list[Tensor]:
     """Run the backward pass; return the gradients of the tensors whose bits are set in `wanted`, in order.
 
     `grads` holds the gradient of the output, and `results` is what `forward` returned.  Bit p of `wanted` belongs to
-    the p-th of `tensors`.
+    the p-th of the tensors.
     """
     (dout,), (out, sums) = grads, results
-    plan = _plan_of(present, tuple(numbers), scale)
-    call, placed = plan.fill_in(tensors, out, sums)
+    plan = _plan_of(given.present, tuple(given.numbers), given.scale)
+    call, placed = plan.fill_in(given.tensors, out, sums)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     call.dout = _place(dout)
@@ -340,12 +290,12 @@ def backward(
     return [found[number] for number in asked]
 
 
-def results(tensors: list[Tensor], *rest) -> list[Tensor]:
+def results(given: Given) -> list[Tensor]:
     """Return uninitialised tensors of the shapes, types and strides that `forward` returns.
 
     `forward` allocates its results with this function, and torch traces `forward` with it.
     """
-    q, v = tensors[0], tensors[2]
+    q, _, v, *_ = given.tensors
     if q.size(-1) != v.size(-1):
         out = v.new_empty(*q.shape[:3], v.size(-1))
     elif q.stride(-1) == 1:
@@ -355,10 +305,10 @@ def results(tensors: list[Tensor], *rest) -> list[Tensor]:
     return [out, q.new_empty((2, q.size(0) * q.size(1), q.size(2)))]
 
 
-def gradients(tensors: list[Tensor], present: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
+def gradients(given: Given, wanted: int) -> list[Tensor]:
     """Return uninitialised tensors of the shapes, types and strides that `backward` returns, for torch's tracing."""
     found = []
-    for number, (names, operand) in enumerate(zip(_names_in_list(present), tensors, strict=True)):
+    for number, (names, operand) in enumerate(zip(_names_in_list(given.present), given.tensors, strict=True)):
         if wanted >> number & 1:
             if names[0] in CONTENT and operand.stride(-1) == 1:
                 found.append(torch.empty_like(operand))
@@ -378,11 +328,11 @@ _operation = operation.define(
 @functools.lru_cache
 def _plan_of(present: int, numbers: tuple[int, ...], scale: float) -> _Plan:
     """Return the `_Plan` for these arguments of the operation, kept for later calls with the same arguments."""
-    named = CallNumbers(*numbers)
-    call = Call(**named._asdict(), scale=scale, all_heads=named.heads)
+    call = Call(**dict(zip(NUMBERS, numbers, strict=True)), scale=scale)
+    call.all_heads = call.heads
     names = _names_in_list(present)
     count = sum(found[0] in OPERANDS for found in names)
-    return _Plan(named, call, names[:count], [name for (name,) in names[count:]])
+    return _Plan(call, names[:count], [name for (name,) in names[count:]], _fitting_shapes(call))
 
 
 @dataclass(frozen=True)
@@ -390,16 +340,16 @@ class _Plan:
     """The part of a kernel call that is the same whatever the tensors are.
 
     Args:
-        numbers: the integer arguments.
-        call: a `Call` with these integers and without tensors, to be copied.
+        call: a `Call` with its integers and without tensors, to be copied.
         operands: the names of each operand; operands come first in the list of tensors.
         masks: the names of the other tensors: masks and the seed.
+        fitting: the shapes that operands may have, by name.
     """
 
-    numbers: CallNumbers
     call: Call
     operands: list[tuple[str, ...]]
     masks: list[str]
+    fitting: dict[str, list[tuple[int, ...]]]
 
     def fill_in(self, tensors: list[Tensor], out: Tensor, sums: Tensor) -> tuple[Call, list[Tensor]]:
         """Return a copy of `call` with the addresses of all tensors, and the operands that it points to.
@@ -447,8 +397,8 @@ def _place(x: Tensor) -> tuple[int, int, int, int]:
     return x.data_ptr(), 0 if x.size(0) == 1 else batch, 0 if x.size(1) == 1 else heads, rows
 
 
-def _run(function: Callable[[Call], int], call: Call) -> None:
-    if call.batch and function(call):  # a batch without rows has nothing to evaluate
+def _run(name: str, call: Call, dtype: torch.dtype) -> None:
+    if call.batch and entry(dtype, f"relpos_{name}", Call)(call):  # a batch without rows has nothing to evaluate
         raise MemoryError(
             f"the attention kernel has no memory for its buffers ({call.threads} threads, each for "
             f"a head of {call.tgt_len} queries and {call.src_len} keys, {call.dim} channels): use fewer "
@@ -488,7 +438,7 @@ def _gradients(
         asked: the names of each operand whose gradient is wanted, by its place in `operands`.
     """
     grads: dict[int, Tensor] = {}
-    groups = kernel(sums.dtype).relpos_groups(call) if call.rank else call.batch
+    groups = entry(sums.dtype, "relpos_groups", Call)(call) if call.rank else call.batch
     unsummed = {}
     for number, (name, *_) in asked.items():
         operand = operands[number]
@@ -551,7 +501,7 @@ def _gradients_of_heads(
         found[number] = sums.new_empty((grad.rows, heads, *grad.shape[2:]))
         for name in asked[number]:
             setattr(call, f"d{name}", found[number].data_ptr())
-    _run(kernel(sums.dtype).relpos_backward, call)
+    _run("backward", call, sums.dtype)
     for number, grad in unsummed.items():
         summed = (grad.shape[0], heads if grad.shape[1] > 1 else 1, *grad.shape[2:])
         found[number] = found[number].sum_to_size(summed)

@@ -113,8 +113,9 @@ static void end_row(const CandidatesCall *call, int64_t row, const RowRead *read
 }
 
 /* The candidates of CACHED_ROWS rows at most.  `space` has room for PACKED numbers, and for CHUNK logits of each. */
-static void candidates_of_rows(const CandidatesCall *call, int64_t first, int64_t rows, real *space)
+static void candidates_of_rows(const void *all, int64_t first, int64_t rows, real *space)
 {
+    const CandidatesCall *call = all;
     const Linear *linear = &call->linear;
     const real *x = call->x + first * call->row_stride;
     real *logits = space + PACKED;

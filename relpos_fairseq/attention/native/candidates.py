@@ -63,13 +63,13 @@ def candidates(
         vocabulary=vocabulary,
         first=first,
         best=best,
-        threads=max(1, min(torch.get_num_threads(), rows * vocabulary // WORK_OF_A_THREAD)),
+        threads=build.threads_for(rows * vocabulary, WORK_OF_A_THREAD),
         temperature=temperature,
         log_probs=log_probs.data_ptr(),
         units=units.data_ptr(),
     )
     if projection is not None:
         call.linear, call.is_formed = projection.arg, 1
-    if build.entry(x.dtype, "relpos_candidates", ctypes.c_int, CandidatesCall, ctypes.sizeof(CandidatesCall))(call):
+    if build.entry(x.dtype, "relpos_candidates", CandidatesCall)(call):
         raise MemoryError(f"a search has no memory for the logits of {rows} hypotheses")
     return log_probs, units

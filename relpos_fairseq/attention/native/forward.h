@@ -166,6 +166,16 @@ static void softmax_row(Head *head, const Tile *tile, const Row *row)
         scatter_by_query(&head->value_vectors, tile, row, s);
 }
 
+/* out (num_queries, value_dim) += scattered (num_queries, columns) times a tile's rows of value_vectors. */
+static void add_value_vectors(Head *head, const Tile *tile)
+{
+    const PackedTable *packed = &head->value_vectors;
+    if (packed->data)
+        matmul(tile->num_queries, head->call->value_dim, tile->columns, left_rows(packed->scattered, tile->query_stride),
+               right_rows(packed->rows + tile->first_row * head->value_dim, head->value_dim), head->out,
+               head->value_dim, 1);
+}
+
 /* One tile: add exp(logits) times values, and times value_vectors, to `out`. */
 static void forward_chunk(Head *head, Tile *tile, int64_t first_key, int64_t num_keys)
 {
@@ -179,30 +189,22 @@ static void forward_chunk(Head *head, Tile *tile, int64_t first_key, int64_t num
     /* out (num_queries, value_dim) += s (num_queries, num_keys) v (num_keys, value_dim) */
     matmul(tile->num_queries, call->value_dim, num_keys, left_rows(head->s, head->tile_stride),
            right_rows(head->v_rows + first_key * head->value_dim, head->value_dim), head->out, head->value_dim, 1);
-    if (head->value_vectors.data &&
-        call->unclipped) /* out += scattered (num_queries, distances) table (distances, value_dim) */
-        matmul(tile->num_queries, call->value_dim,
-               first_key + num_keys - tile->first_slot - tile->low - tile->first_row,
-               left_rows(head->value_vectors.scattered, tile->query_stride),
-               right_rows(head->value_vectors.rows + tile->first_row * head->value_dim, head->value_dim), head->out,
-               head->value_dim, 1);
+    if (call->unclipped)
+        add_value_vectors(head, tile);
 }
 
 /* Divide the sums of a block by row_sum, and store them with row_max and row_sum. */
 static void end_forward(Head *head, const Tile *tile)
 {
     const Call *call = head->call;
-    if (head->value_vectors.data &&
-        !call->unclipped) /* out += scattered (num_queries, width) table (width, value_dim) */
-        matmul(tile->num_queries, call->value_dim, call->width,
-               left_rows(head->value_vectors.scattered, tile->query_stride),
-               right_rows(head->value_vectors.rows, head->value_dim), head->out, head->value_dim, 1);
+    if (!call->unclipped)
+        add_value_vectors(head, tile);
     real keep_scale = (real)(65536.0 / (65536 - call->drop_threshold)); /* 1 / (1 - dropout) */
     for (int64_t r = 0; r < tile->num_queries; r++) {
         int64_t i = tile->first_query + r;
         int empty = head->row_sum[r] == 0; /* the query sees no key: its output is 0, and has no gradient */
         const real *from = head->out + r * head->value_dim;
-        real *to = write_row(&call->out, head, i), inverse = empty ? 0 : keep_scale / head->row_sum[r];
+        real *to = row_at(&call->out, head, i), inverse = empty ? 0 : keep_scale / head->row_sum[r];
         for (int64_t v = 0; v < call->value_dim; v++)
             to[v] = from[v] * inverse;
         call->row_max[head->n * call->tgt_len + i] = empty ? 0 : head->row_max[r];

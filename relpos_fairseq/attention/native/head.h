@@ -145,21 +145,6 @@ static void allocate_tile(Arena *arena, Head *head)
     head->drop_bits = take(arena, head->tile_stride, sizeof(uint16_t));
 }
 
-/* Let a member of a group use the tile buffers of the group's first member. */
-static void share_tile(Head *head, const Head *first)
-{
-    head->s = first->s;
-    head->ds = first->ds;
-    head->content = first->content;
-    head->high_content = first->high_content;
-    head->factors = first->factors;
-    head->dfactors = first->dfactors;
-    head->scratch_a = first->scratch_a;
-    head->scratch_b = first->scratch_b;
-    head->scratch_c = first->scratch_c;
-    head->drop_bits = first->drop_bits;
-}
-
 /* Return how many batch rows form a group, which one thread evaluates together: several only if they share factors. */
 INLINE int64_t rows_per_group(const Call *call)
 {
@@ -177,7 +162,8 @@ INLINE int64_t factor_matrix(const Head *head)
 static void allocate_head(Arena *arena, Head *group, int member, const Call *call, int backward)
 {
     Head *head = group + member;
-    *head = (Head){.call = call, .backward = backward, .member = member, .n = -1};
+    *head = member ? *group : (Head){.call = call, .backward = backward, .n = -1}; /* members share the first's tile */
+    head->member = member;
     head->block_queries = min_of(BLOCK_QUERIES, round_up(call->tgt_len, MR));
     head->dim = round_up(call->dim, VL);
     head->value_dim = round_up(call->value_dim, VL);
@@ -186,9 +172,7 @@ static void allocate_head(Arena *arena, Head *group, int member, const Call *cal
     head->has_multiplier = call->gate.data || call->product_query.data;
     int64_t keys = padded_rows(call->src_len), queries = head->block_queries;
     int64_t rank = member ? 0 : call->rank; /* only member 0 holds the factors */
-    if (member)
-        share_tile(head, group);
-    else
+    if (!member)
         allocate_tile(arena, head);
 
     head->k_panels = take_reals(arena, keys * call->dim);
@@ -246,13 +230,8 @@ static void allocate_head(Arena *arena, Head *group, int member, const Call *cal
 
 /* --------------------------------------------------------------------------------------------- Begin a head */
 
-/* Return the address of row `row` of a tensor, in the batch row and head of `head`: to read here, to write below. */
-INLINE const real *read_row(const Tensor *x, const Head *head, int64_t row)
-{
-    return x->data + head->b * x->batch_stride + head->h * x->head_stride + row * x->row_stride;
-}
-
-INLINE real *write_row(const Tensor *x, const Head *head, int64_t row)
+/* Return the address of row `row` of a tensor, in the batch row and head of `head`. */
+INLINE real *row_at(const Tensor *x, const Head *head, int64_t row)
 {
     return x->data + head->b * x->batch_stride + head->h * x->head_stride + row * x->row_stride;
 }
@@ -322,47 +301,46 @@ static void begin_head(Head *head, int64_t n)
     PACK(value_vectors, call->value_dim)
 #undef PACK
     const Tensor *content = call->content_k.data ? &call->content_k : &call->k;
-    const real *k = read_row(content, head, 0); /* (src_len, dim) */
+    const real *k = row_at(content, head, 0); /* (src_len, dim) */
     pack_panels(head->k_panels, k, content->row_stride, call->src_len, call->dim);
     if (head->backward || (!call->content_k.data && (call->key_vectors.data || call->product_key.data)))
         pack_rows(head->k_rows, head->dim, k, content->row_stride, call->src_len, keys, call->dim, 1, NULL);
     if (call->content_k.data && (call->key_vectors.data || call->product_key.data))
-        pack_rows(head->unrotated_k, head->dim, read_row(&call->k, head, 0), call->k.row_stride, call->src_len, keys,
+        pack_rows(head->unrotated_k, head->dim, row_at(&call->k, head, 0), call->k.row_stride, call->src_len, keys,
                   call->dim, 1, NULL);
     if (head->backward)
-        pack_panels(head->v_panels, read_row(&call->v, head, 0), call->v.row_stride, call->src_len, call->value_dim);
+        pack_panels(head->v_panels, row_at(&call->v, head, 0), call->v.row_stride, call->src_len, call->value_dim);
     else
-        pack_rows(head->v_rows, head->value_dim, read_row(&call->v, head, 0), call->v.row_stride, call->src_len, keys,
+        pack_rows(head->v_rows, head->value_dim, row_at(&call->v, head, 0), call->v.row_stride, call->src_len, keys,
                   call->value_dim, 1, NULL);
     if (head->key_factor_panels) { /* (src_len, rank) */
         const Tensor *factors = &call->key_factors;
-        pack_panels(head->key_factor_panels, read_row(factors, head, 0), factors->row_stride, call->src_len,
+        pack_panels(head->key_factor_panels, row_at(factors, head, 0), factors->row_stride, call->src_len,
                     call->rank);
         if (head->backward)
-            pack_rows(head->key_factor_rows, head->rank, read_row(factors, head, 0), factors->row_stride, call->src_len,
+            pack_rows(head->key_factor_rows, head->rank, row_at(factors, head, 0), factors->row_stride, call->src_len,
                       keys, call->rank, 1, NULL);
     }
     multiply_keys(head, &head->key_vectors);
     multiply_keys(head, &head->product_key);
-    head->trilinear = call->trilinear.data ? call->trilinear.data + head->h * call->trilinear.head_stride : NULL;
+    head->trilinear = table_of_head(&call->trilinear, head->h);
     if (head->trilinear) { /* (dim, src_len) and (dim, width) */
         pack_columns(head->k_channels, head->k_channel_stride, k, content->row_stride, call->src_len, call->dim, 1);
         pack_columns(head->trilinear_channels, head->trilinear_channel_stride, head->trilinear, call->dim, call->width,
                      call->dim, 1);
     }
-    head->static_ = call->static_.data ? call->static_.data + head->h * call->static_.head_stride : NULL;
-    head->gate = call->gate.data ? call->gate.data + head->h * call->gate.head_stride : NULL;
-    head->content_offset =
-        call->content_offset.data ? call->content_offset.data + head->h * call->content_offset.head_stride : NULL;
-    head->reset = call->reset_replaces ? call->reset.data + head->h * call->reset.head_stride : NULL;
+    head->static_ = table_of_head(&call->static_, head->h);
+    head->gate = table_of_head(&call->gate, head->h);
+    head->content_offset = table_of_head(&call->content_offset, head->h);
+    head->reset = table_of_head(&call->reset, head->h);
     head->first_token = call->reset_replaces ? call->first_token[call->first_token_per_row ? head->b : 0] : -1;
 }
 
 /* -------------------------------------------------------------------------------- Begin a block, and a chunk */
 
-/* Multiply a block's queries (in the backward pass, its dout with value_vectors) with `columns` rows of tables, from
- * the tile's first row on.  Zero what is scattered into matrices of the same shape. */
-static void multiply_block(Head *head, const Tile *tile, int64_t columns)
+/* Multiply a block's queries (in the backward pass, its dout with value_vectors) with the tile's rows of tables.  Zero
+ * what is scattered into matrices of the same shape. */
+static void multiply_block(Head *head, const Tile *tile)
 {
     const Call *call = head->call;
     PackedTable *tables[3] = {&head->query_vectors, &head->product_query, &head->value_vectors};
@@ -373,7 +351,7 @@ static void multiply_block(Head *head, const Tile *tile, int64_t columns)
         int of_values = packed == &head->value_vectors;
         int64_t channels = of_values ? call->value_dim : call->dim;
         if (head->backward || !of_values) /* products (queries, columns) = query (queries, channels) table^T */
-            matmul(tile->num_queries, columns, channels,
+            matmul(tile->num_queries, tile->columns, channels,
                    left_rows(of_values ? head->dout : head->unrotated_q, round_up(channels, VL)),
                    right_transposed(packed->transposed, packed->transposed_stride, tile->first_row),
                    packed->products, tile->query_stride, 0);
@@ -392,21 +370,22 @@ static void begin_block(Head *head, Tile *tile, int64_t first)
                    .first_slot = call->query_start + first,
                    .low = call->low,
                    .width = call->width,
+                   .columns = call->width,
                    .unclipped = call->unclipped,
                    .query_stride = query_stride(head),
                    .key_stride = key_stride(head)};
     const Tensor *content = call->content_q.data ? &call->content_q : &call->q;
     /* q (queries, dim) = scale (content_q + content_offset) */
-    pack_rows(head->q, head->dim, read_row(content, head, first), content->row_stride, count, queries, call->dim,
+    pack_rows(head->q, head->dim, row_at(content, head, first), content->row_stride, count, queries, call->dim,
               (real)call->scale, head->content_offset);
     if (call->query_vectors.data || call->product_query.data)
-        pack_rows(head->unrotated_q, head->dim, read_row(&call->q, head, first), call->q.row_stride, count, queries,
+        pack_rows(head->unrotated_q, head->dim, row_at(&call->q, head, first), call->q.row_stride, count, queries,
                   call->dim, 1, NULL);
     if (head->query_factors)
-        pack_rows(head->query_factors, head->rank, read_row(&call->query_factors, head, first),
+        pack_rows(head->query_factors, head->rank, row_at(&call->query_factors, head, first),
                   call->query_factors.row_stride, count, queries, call->rank, 1, NULL);
     if (head->backward)
-        pack_rows(head->dout, head->value_dim, read_row(&call->dout, head, first), call->dout.row_stride, count,
+        pack_rows(head->dout, head->value_dim, row_at(&call->dout, head, first), call->dout.row_stride, count,
                   queries, call->value_dim, 1, NULL);
     if (head->trilinear) /* low_q, high_q (queries, dim) = q times a row of the table */
         for (int64_t i = 0; i < queries * head->dim; i++) {
@@ -416,7 +395,7 @@ static void begin_block(Head *head, Tile *tile, int64_t first)
             head->high_q[i] = exists ? head->q[i] * head->trilinear[last_row + channel] : 0;
         }
     if (!call->unclipped)
-        multiply_block(head, tile, call->width);
+        multiply_block(head, tile);
 }
 
 /* Move the tile to the `num_keys` keys from `first_key` on, and multiply queries and keys with unclipped tables. */
@@ -429,8 +408,8 @@ static void begin_chunk(Head *head, Tile *tile, int64_t first_key, int64_t num_k
         return;
     int64_t last = tile->first_slot + tile->num_queries - 1;
     tile->first_row = max_of(first_key - last - tile->low, 0);
-    int64_t columns = first_key + num_keys - tile->first_slot - tile->low - tile->first_row;
-    multiply_block(head, tile, columns);
+    tile->columns = first_key + num_keys - tile->first_slot - tile->low - tile->first_row;
+    multiply_block(head, tile);
     PackedTable *by_key[2] = {&head->key_vectors, &head->product_key};
     for (int s = 0; s < 2; s++) {
         if (!by_key[s]->data)

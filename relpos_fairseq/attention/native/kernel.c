@@ -171,24 +171,23 @@ int relpos_step(const StepCall *call)
     return failed > 0;
 }
 
-int64_t relpos_step_size(void) { return sizeof(StepTables) + sizeof(StepCall); }
+typedef void OfRows(const void *call, int64_t first, int64_t rows, real *space);
 
-/* Find the candidates of each row of logits (candidates.h): write `log_probs` and `units`.  Return 0, or 1 if memory is
- * lacking. */
-int relpos_candidates(const CandidatesCall *call)
+/* Let threads evaluate parts of a call's rows, each in `space` numbers of its own.  Return 1 if memory is lacking. */
+static int each_part(OfRows *evaluate, const void *call, int64_t rows, int64_t threads, int64_t space)
 {
     int failed = 0;
-    int64_t parts = parts_of_rows(call->rows, call->threads);
-#pragma omp parallel num_threads(call->threads) reduction(+ : failed)
+    int64_t parts = parts_of_rows(rows, threads);
+#pragma omp parallel num_threads(threads) reduction(+ : failed)
     {
         unsigned mode = flush_subnormals();
-        real *space = (real *)borrow_buffer((PACKED + CACHED_ROWS * CHUNK) * sizeof(real));
-        failed = !space;
+        real *own = (real *)borrow_buffer(space * sizeof(real));
+        failed = !own;
 #pragma omp for schedule(static)
         for (int64_t part = 0; part < parts; part++) {
-            int64_t first = first_of_part(call->rows, part, parts), last = first_of_part(call->rows, part + 1, parts);
-            if (!failed)
-                candidates_of_rows(call, first, last - first, space);
+            int64_t first = first_of_part(rows, part, parts), last = first_of_part(rows, part + 1, parts);
+            if (!failed && last > first)
+                evaluate(call, first, last - first, own);
         }
         return_buffer();
         restore_mode(mode);
@@ -196,7 +195,12 @@ int relpos_candidates(const CandidatesCall *call)
     return failed > 0;
 }
 
-int64_t relpos_candidates_size(void) { return sizeof(CandidatesCall); }
+/* Find the candidates of each row of logits (candidates.h): write `log_probs` and `units`.  Return 0, or 1 if memory is
+ * lacking. */
+int relpos_candidates(const CandidatesCall *call)
+{
+    return each_part(candidates_of_rows, call, call->rows, call->threads, PACKED + CACHED_ROWS * CHUNK);
+}
 
 /* How many columns a panel has, in which a linear layer's weight is packed. */
 int64_t relpos_panel(void) { return NR; }
@@ -236,37 +240,25 @@ int relpos_linear(const LinearCall *call)
     return failed > 0;
 }
 
-int64_t relpos_linear_size(void) { return sizeof(LinearCall); }
-
 /* Evaluate what follows self-attention in a layer (layer.h): write `out`.  Return 0, or 1 if memory is lacking. */
 int relpos_layer(const LayerCall *call)
 {
-    int failed = 0;
-    int64_t parts = parts_of_rows(call->rows, call->threads);
-#pragma omp parallel num_threads(call->threads) reduction(+ : failed)
-    {
-        unsigned mode = flush_subnormals();
-        real *scratch = (real *)borrow_buffer(layer_buffers_size(call) * sizeof(real));
-        failed = !scratch;
-        LayerBuffers buffers = layer_buffers_in(call, scratch);
-#pragma omp for schedule(static)
-        for (int64_t part = 0; part < parts; part++) {
-            int64_t first = first_of_part(call->rows, part, parts), last = first_of_part(call->rows, part + 1, parts);
-            if (!failed && last > first)
-                layer_rows(call, &buffers, first, last - first);
-        }
-        return_buffer();
-        restore_mode(mode);
-    }
-    return failed > 0;
+    return each_part(layer_rows, call, call->rows, call->threads, layer_buffers_size(call));
 }
 
-int64_t relpos_layer_size(void) { return sizeof(LayerCall); }
-
-int64_t relpos_groups(const Call *call)
+int relpos_groups(const Call *call)
 {
     int64_t size = rows_per_group(call);
-    return (call->batch + size - 1) / size;
+    return (int)((call->batch + size - 1) / size);
 }
 
-int64_t relpos_call_size(void) { return sizeof(Call); }
+/* The bytes of what a function is given, and of what that points to, which Python compares with its own. */
+#define SIZE_OF(name, size) \
+    int64_t relpos_##name##_size(void) { return size; }
+SIZE_OF(forward, sizeof(Call))
+SIZE_OF(backward, sizeof(Call))
+SIZE_OF(groups, sizeof(Call))
+SIZE_OF(step, sizeof(StepCall) + sizeof(StepTables))
+SIZE_OF(candidates, sizeof(CandidatesCall))
+SIZE_OF(linear, sizeof(LinearCall))
+SIZE_OF(layer, sizeof(LayerCall))

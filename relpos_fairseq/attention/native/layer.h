@@ -509,8 +509,11 @@ static const real *attended_rows(const LayerCall *call, const LayerBuffers *buff
     return space;
 }
 
-static void layer_rows(const LayerCall *call, const LayerBuffers *buffers, int64_t first, int64_t rows)
+/* The layer, of CACHED_ROWS rows at most.  `space` has room for layer_buffers_size() numbers. */
+static void layer_rows(const void *all, int64_t first, int64_t rows, real *space)
 {
+    const LayerCall *call = all;
+    const LayerBuffers own = layer_buffers_in(call, space), *buffers = &own;
     int64_t channels = call->attention_out.outputs;
     const real *residual = call->residual + first * channels;
     real *x = buffers->x, *y = buffers->y, *z = buffers->z;

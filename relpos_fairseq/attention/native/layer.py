@@ -169,11 +169,11 @@ def linear(x: Tensor, packed: Packed) -> Tensor:
         linear=packed.arg,
         rows=count,
         row_stride=rows.stride(0),
-        threads=_threads(count * outputs * inputs),
+        threads=build.threads_for(count * outputs * inputs, WORK_OF_A_THREAD),
         x=rows.data_ptr(),
         out=out.data_ptr(),
     )
-    if build.entry(x.dtype, "relpos_linear", ctypes.c_int, LinearCall, ctypes.sizeof(LinearCall))(call):
+    if build.entry(x.dtype, "relpos_linear", LinearCall)(call):
         raise MemoryError(f"a linear layer has no memory to pack {count} rows of {inputs} inputs in")
     return out.view(*x.shape[:-1], outputs)
 
@@ -200,7 +200,7 @@ def layer(form: LayerCall, x: Tensor, attention: Tensor | StepCall, cross: StepC
     out = x.new_empty(x.shape)
     call = LayerCall.from_buffer_copy(form)
     call.rows = len(x)
-    call.threads = _threads(len(x) * form.inner.inputs * form.inner.outputs)
+    call.threads = build.threads_for(len(x) * form.inner.inputs * form.inner.outputs, WORK_OF_A_THREAD)
     call.residual, call.out = x.data_ptr(), out.data_ptr()
     if isinstance(attention, StepCall):
         call.attention = ctypes.addressof(attention)
@@ -208,7 +208,7 @@ def layer(form: LayerCall, x: Tensor, attention: Tensor | StepCall, cross: StepC
         call.attended = attention.data_ptr()
     if cross is not None:
         call.cross = ctypes.addressof(cross)
-    if build.entry(x.dtype, "relpos_layer", ctypes.c_int, LayerCall, ctypes.sizeof(LayerCall))(call):
+    if build.entry(x.dtype, "relpos_layer", LayerCall)(call):
         raise MemoryError(f"a decoder's layer has no memory for {len(x)} rows of {form.inner.outputs} numbers")
     return out
 
@@ -216,7 +216,3 @@ def layer(form: LayerCall, x: Tensor, attention: Tensor | StepCall, cross: StepC
 def norm_arg(norm: nn.LayerNorm) -> NormArg:
     """Return where the kernel finds a norm's weight and bias, which must outlive its calls."""
     return NormArg(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
-
-
-def _threads(work: int) -> int:
-    return max(1, min(torch.get_num_threads(), work // WORK_OF_A_THREAD))

@@ -160,6 +160,9 @@ INLINE RightOperand right_panels(const real *packed, int64_t channels, int64_t f
     return (RightOperand){packed + first * channels, channels * NR, NR};
 }
 
+/* Where head h of a table lies, or NULL: the call has no such table. */
+INLINE const real *table_of_head(const Table *x, int64_t h) { return x->data ? x->data + h * x->head_stride : NULL; }
+
 #define ROWS_AHEAD 16 /* rows to prefetch: those of one head lie too far apart for the processor to guess */
 
 INLINE void prefetch(const real *row, int64_t channels)

@@ -327,8 +327,6 @@ INLINE Keys keys_of(const StepCall *call, const Tensor *x, int64_t b, int64_t h)
     return (Keys){tensor_at(x, places ? 0 : b, h), x->row_stride, x->batch_stride, call->key_rows_step, places};
 }
 
-INLINE const real *table_of_head(const Table *x, int64_t h) { return x->data + h * x->head_stride; }
-
 /* The row of a near table (rows, dim) for key `key`: the last row is that of the last key. */
 INLINE const real *near_rows_from(const Table *x, int64_t h, int64_t rows, int64_t dim, int64_t src_len, int64_t key)
 {

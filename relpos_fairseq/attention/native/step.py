@@ -63,9 +63,6 @@ class StepCall(ctypes.Structure):
     ]
 
 
-_SIZE = ctypes.sizeof(StepTablesArg) + ctypes.sizeof(StepCall)
-
-
 def serves(inputs: AttentionInputs) -> bool:
     """Return whether the kernel can evaluate a step for which `attention.step.supports_step` is True."""
     if torch.is_grad_enabled() or inputs.dropout or is_captured():
@@ -93,7 +90,7 @@ def attend_token(inputs: AttentionInputs) -> Tensor:
     call, _kept = arguments(inputs)
     out = inputs.v.new_empty(call.batch, call.heads, 1, inputs.v.size(-1))
     call.out = out.data_ptr()
-    if call.batch and build.entry(inputs.exact, "relpos_step", ctypes.c_int, StepCall, _SIZE)(call):
+    if call.batch and build.entry(inputs.exact, "relpos_step", StepCall, StepTablesArg)(call):
         raise MemoryError(f"a step of decoding has no memory for the logits of {call.src_len} keys")
     return out
 
@@ -123,7 +120,7 @@ def arguments(inputs: AttentionInputs) -> tuple[StepCall, list[Any]]:
         return x.data_ptr(), *x.stride()[:3]
 
     call = StepCall(tables=plan.address, batch=batch, heads=heads, src_len=src_len)
-    call.threads = _threads(batch * heads * src_len * (dim + value_dim))
+    call.threads = build.threads_for(batch * heads * src_len * (dim + value_dim), WORK_OF_A_THREAD)
     call.q = call.content_q = place(q, 1, dim)
     call.k = call.content_k = place(k, src_len, dim, stored)
     call.v = place(v, src_len, value_dim, stored)
@@ -162,10 +159,6 @@ def arguments(inputs: AttentionInputs) -> tuple[StepCall, list[Any]]:
         call.masked = placed[-1].data_ptr()
         call.masked_stride = excluded.size(-1) if excluded.size(0) > 1 else 0
     return call, placed
-
-
-def _threads(work: int) -> int:
-    return max(1, min(torch.get_num_threads(), work // WORK_OF_A_THREAD))
 
 
 class FactorTables(NamedTuple):

@@ -42,7 +42,7 @@ typedef struct {
     int64_t first_key, num_keys;
     int64_t low, width, unclipped;    /* as in Call */
     int64_t query_stride, key_stride; /* elements from one row of `products` to the next: of queries, of keys */
-    int64_t first_row;                /* unclipped: the row of the table that column 0 of queries' `products` is of */
+    int64_t first_row, columns;       /* the rows of tables that queries' `products` are of; clipped: 0 and width */
 } Tile;
 
 /* A row of a tile: one query.  It sees the keys begin .. end of the chunk; those near_begin .. near_end are at near

@@ -12,19 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.operation import arranged, define, named
+from relpos_fairseq.attention.operation import Given, arranged, define, named
 from relpos_fairseq.attention.triton import kernel_args as args
 from relpos_fairseq.attention.triton.backward import diagonal_gradients, key_gradients, query_gradients, sum_delta
 from relpos_fairseq.attention.triton.forward import attend_queries
-from relpos_fairseq.attention.triton.kernel_args import (
-    MASKS,
-    NEAR_TABLES,
-    Call,
-    CallNumbers,
-    Sizes,
-    describe,
-    make_call,
-)
+from relpos_fairseq.attention.triton.kernel_args import MASKS, NEAR_TABLES, NUMBERS, Call, Sizes, describe, make_call
 from relpos_fairseq.attention.triton.operands import multiply, operands_of
 
 RESULTS = {  # what every kernel writes
@@ -60,7 +52,9 @@ Tensors = dict[str, Tensor | None]
 def fused_attention(inputs: AttentionInputs) -> Tensor:
     """Return the output (B, H, T, D) of inputs that `refusal` does not refuse."""
     low = operands_of(inputs)
+    numbers = describe(inputs, low)
     given = dict(low.tensors)
+    value_vectors = given.pop("value_vectors", None)
     if low.first is not None:
         given["first"] = low.first
     if inputs.documents is not None:
@@ -70,41 +64,40 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
     if inputs.dropout:
         given["seed"] = torch.randint(1 << 40, 1 << 62, (), dtype=torch.long)
     present, tensors = arranged(PLACES, given)
-    outputs = 1 if low.value_vectors is None else 2
-    found = _kernels(outputs, present, describe(inputs, low), float(inputs.scale), tensors)
-    if low.value_vectors is None:
-        return found[0]
-    out, probs = found  # probabilities by distance: (B, H, T, near_width)
-    return out + multiply(probs, low.value_vectors.transpose(-1, -2))
+    outputs = 1 if value_vectors is None else 2
+    out, *probs = _kernels(outputs, present, numbers, float(inputs.scale), tensors)
+    if value_vectors is None:
+        return out
+    return out + multiply(probs[0], value_vectors.transpose(-1, -2))  # probabilities by distance: (B, H, T, near_width)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The operation of torch: `operation.Kernel`.
 
 
-def results(tensors: list[Tensor], present: int, numbers: list[int], scale: float) -> list[Tensor]:
+def results(given: Given) -> list[Tensor]:
     """Return empty tensors of the shapes, types and strides of what `forward` returns."""
-    given = CallNumbers(*numbers)
-    q = _lay_out(named(PLACES, present, tensors))["q"]
+    numbers = dict(zip(NUMBERS, given.numbers, strict=True))
+    q = _lay_out(named(PLACES, given.present, given.tensors))["q"]
     exact = torch.promote_types(q.dtype, torch.float32)
     found = [torch.empty_like(q)]
-    found += [q.new_empty((*q.shape[:3], given.near_width))] * given.VALUES
+    found += [q.new_empty((*q.shape[:3], numbers["near_width"]))] * numbers["VALUES"]
     found += [q.new_empty(q.shape[:3], dtype=exact) for _ in range(2)]
-    return [*found, torch.empty_like(q)] if given.OUT_ERROR else found
+    return [*found, torch.empty_like(q)] if numbers["OUT_ERROR"] else found
 
 
-def forward(tensors: list[Tensor], present: int, numbers: list[int], scale: float) -> list[Tensor]:
+def forward(given: Given) -> list[Tensor]:
     """Return the output, probabilities by distance where values have vectors, and what gradients need."""
-    tensors = named(PLACES, present, tensors)
-    call, given = make_call(tensors, CallNumbers(*numbers), scale), _lay_out(tensors)
-    q = given["q"]
+    tensors = named(PLACES, given.present, given.tensors)
+    call, laid = make_call(tensors, dict(zip(NUMBERS, given.numbers, strict=True)), given.scale), _lay_out(tensors)
+    q = laid["q"]
     made: Tensors = {"out": torch.empty_like(q)}
     made |= {name: q.new_empty(q.shape[:3], dtype=call.exact) for name in ("row_max", "log2_sum")}
     if call.flags["OUT_ERROR"]:
         made["out_error"] = torch.empty_like(q)
     if call.flags["VALUES"]:
         made["near_logits"] = q.new_full((*q.shape[:3], call.sizes.near_width), -math.inf, dtype=call.exact)
-    _run("forward", call, given, made)
+    _run("forward", call, laid, made)
     probs = []
     if call.flags["VALUES"]:
         logits = made["near_logits"]
@@ -115,18 +108,10 @@ def forward(tensors: list[Tensor], present: int, numbers: list[int], scale: floa
     return [made["out"], *probs, made["row_max"], made["log2_sum"], *error]
 
 
-def backward(
-    grads: list[Tensor],
-    results: list[Tensor],
-    tensors: list[Tensor],
-    present: int,
-    numbers: list[int],
-    scale: float,
-    wanted: int,
-) -> list[Tensor]:
-    """Return the gradients of those of `tensors` whose bits `wanted` has, in their order."""
-    tensors = named(PLACES, present, tensors)
-    call, given = make_call(tensors, CallNumbers(*numbers), scale), _lay_out(tensors)
+def backward(grads: list[Tensor], results: list[Tensor], given: Given, wanted: int) -> list[Tensor]:
+    """Return the gradients of those tensors whose bits `wanted` has, in their order."""
+    tensors = named(PLACES, given.present, given.tensors)
+    call, laid = make_call(tensors, dict(zip(NUMBERS, given.numbers, strict=True)), given.scale), _lay_out(tensors)
     dout, *dprobs = grads
     out, *probs = results[: len(grads)]
     row_max, log2_sum, *error = results[len(grads) :]
@@ -136,23 +121,23 @@ def backward(
     made["out_error"] = error[0] if error else None
     if dprobs:
         made |= {"probs": probs[0], "dprobs": dprobs[0].contiguous()}
-    _run("delta", call, given, made)
-    made |= _empty_gradients(call, given)
-    _run("rows", call, given, made)
-    _run("keys", call, given, made)
+    _run("delta", call, laid, made)
+    made |= _empty_gradients(call, laid)
+    _run("rows", call, laid, made)
+    _run("keys", call, laid, made)
     made |= _scalar_gradients(call, made)
-    if given["query_vectors"] is not None or given["key_vectors"] is not None:
-        made |= _vector_gradients(call, given, made)
+    if laid["query_vectors"] is not None or laid["key_vectors"] is not None:
+        made |= _vector_gradients(call, laid, made)
     names = (name for number, name in enumerate(tensors) if wanted >> number & 1)
-    return [_fitted(made[f"d{name}"], name, given[name]) for name in names]
+    return [_fitted(made[f"d{name}"], name, laid[name]) for name in names]
 
 
-def gradients(tensors: list[Tensor], present: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
+def gradients(given: Given, wanted: int) -> list[Tensor]:
     """Return empty tensors of the shapes, types and strides of what `backward` returns."""
-    tensors = named(PLACES, present, tensors)
-    given = _lay_out(tensors)
+    tensors = named(PLACES, given.present, given.tensors)
+    laid = _lay_out(tensors)
     names = (name for number, name in enumerate(tensors) if wanted >> number & 1)
-    return [_like(name, given[name]) for name in names]
+    return [_like(name, laid[name]) for name in names]
 
 
 _kernels = define(

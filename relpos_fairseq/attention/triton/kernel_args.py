@@ -23,8 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.lowering import Window
-from relpos_fairseq.attention.triton.operands import Operands
+from relpos_fairseq.attention.lowering import Lowered, Window
 from relpos_fairseq.attention.triton.refusal import interpreted
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -33,7 +32,7 @@ from relpos_fairseq.attention.triton.refusal import interpreted
 
 
 class OperandPointers(NamedTuple):
-    """The tensors that logits and output are computed from, as `operands.Operands` has them, and the masks."""
+    """The tensors that logits and output are computed from, as `operands_of` returns them, and the masks."""
 
     q: Any  # (B, H, T, D)
     right_q: Any  # (B, H, T, D) queries times the last row of a trilinear table
@@ -288,40 +287,24 @@ MASKS = ("first", "padding", "documents")  # tensors without gradients
 _BY_SCALARS = ("static", "gate")
 
 
-class CallNumbers(NamedTuple):
-    """The integers of a call, as an operation of torch takes them: those of `Sizes` from `start` on, then flags."""
-
-    start: int
-    outer_low: int
-    outer_high: int
-    near_low: int
-    near_width: int
-    scalar_low: int
-    scalar_width: int
-    long_low: int
-    long_width: int
-    CAUSAL: int
-    WINDOW: int
-    DROPOUT: int
-    RESET: int
-    VALUES: int
-    OUT_ERROR: int
-    STATIC_GRAD: int
-    GATE_GRAD: int
-    TF32: int  # products of fp32 are computed in TF32
+# The integers that an operation of torch takes: those of `Sizes` that no tensor tells, flags, and whether products of
+# fp32 are computed in TF32.
+_FLAGS = ("CAUSAL", "WINDOW", "DROPOUT", "RESET", "VALUES", "OUT_ERROR", "STATIC_GRAD", "GATE_GRAD", "TF32")
+NUMBERS = (*Sizes._fields[Sizes._fields.index("start") :], *_FLAGS)
 
 
-def describe(inputs: AttentionInputs, low: Operands) -> CallNumbers:
-    """Return the integers of a call.
+def describe(inputs: AttentionInputs, low: Lowered) -> tuple[int, ...]:
+    """Return the integers of a call, by NUMBERS.
 
     Args:
         inputs: the call.
         low: its operands.
     """
-    tensors, outer = low.tensors, _outer_window(low, inputs.causal)
-    grads = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
-    learns = {name: name in tensors and tensors[name].requires_grad for name in _BY_SCALARS}
-    return CallNumbers(
+    tensors, reach = low.tensors, Window.visible(inputs)
+    outer = _outer_window(low, reach, inputs.causal)
+    learning = {name for name in tensors if name != "value_vectors" and tensors[name].requires_grad}
+    grads = torch.is_grad_enabled() and bool(learning)
+    found = dict(
         start=inputs.positions.query_start,
         outer_low=outer.low,
         outer_high=outer.high,
@@ -329,26 +312,27 @@ def describe(inputs: AttentionInputs, low: Operands) -> CallNumbers:
         near_width=low.vectors.width,
         scalar_low=low.scalars.low,
         scalar_width=low.scalars.width,
-        long_low=low.reach.lowest,
-        long_width=low.reach.highest - low.reach.lowest + 1,
+        long_low=reach.low,
+        long_width=reach.width,
         CAUSAL=int(inputs.causal),
         WINDOW=inputs.window or 0,
         DROPOUT=round(inputs.dropout * 65536),
         RESET=low.reset_replaces,
-        VALUES=int(low.value_vectors is not None),
+        VALUES=int("value_vectors" in tensors),
         # Where probabilities are peaked, the gradient of a logit is a small difference of two large numbers, one of
         # which is computed from the output: the output's rounding to half precision would be all of the difference.
         OUT_ERROR=int(grads and inputs.q.dtype in (torch.float16, torch.bfloat16)),
-        STATIC_GRAD=int(learns["static"]),
-        GATE_GRAD=int(learns["gate"]),
+        STATIC_GRAD=int("static" in learning),
+        GATE_GRAD=int("gate" in learning),
         TF32=int(torch.backends.cuda.matmul.allow_tf32),  # as torch's own products of fp32
     )
+    return tuple(found[name] for name in NUMBERS)
 
 
-def _outer_window(low: Operands, causal: bool) -> Window:
+def _outer_window(low: Lowered, reach: Window, causal: bool) -> Window:
     """Return the window that holds the windows of all tables."""
     windows = []
-    if low.value_vectors is not None or any(name in low.tensors for name in NEAR_TABLES):
+    if any(name in low.tensors for name in ("value_vectors", *NEAR_TABLES)):
         windows.append(low.vectors)
     if any(name in low.tensors for name in _BY_SCALARS):
         windows.append(low.scalars)
@@ -356,7 +340,7 @@ def _outer_window(low: Operands, causal: bool) -> Window:
         return Window(min(w.low for w in windows), max(w.high for w in windows))
     if causal:
         return Window(-1, 1)  # only tiles on the diagonal need the causal mask
-    return Window(low.reach.lowest - 2, low.reach.lowest - 1)  # all keys are right of it
+    return Window(reach.low - 2, reach.low - 1)  # all keys are right of it
 
 
 @dataclass(frozen=True)
@@ -390,18 +374,18 @@ class Call:
         return 65536 / (65536 - self.flags["DROPOUT"])
 
 
-def make_call(tensors: dict[str, Tensor], given: CallNumbers, scale: float) -> Call:
+def make_call(tensors: dict[str, Tensor], given: dict[str, int], scale: float) -> Call:
     """Return the kernels' arguments.
 
     Args:
         tensors: operands and masks by name.
-        given: the call's integers.
+        given: the call's integers by name.
         scale: factor of q.k and of products with vectors.
     """
-    q, known = tensors["q"], given._asdict()
+    q = tensors["q"]
     lengths = {"heads": q.size(1), "tgt_len": q.size(2), "src_len": tensors["k"].size(2)}
-    sizes = Sizes(**lengths, **{name: number for name, number in known.items() if name in Sizes._fields})
-    flags = {name: number for name, number in known.items() if name not in sizes._fields}
+    sizes = Sizes(**lengths, **{name: given[name] for name in given if name in Sizes._fields})
+    flags: dict[str, Any] = {name: given[name] for name in given if name not in Sizes._fields}
     flags |= _flags(tensors, sizes, given, scale)
     return Call(
         torch.promote_types(q.dtype, torch.float32),
@@ -433,7 +417,7 @@ PRESENT = {  # flags by the operand whose presence they tell
 }
 
 
-def _flags(tensors: dict[str, Tensor], sizes: Sizes, given: CallNumbers, scale: float) -> dict:
+def _flags(tensors: dict[str, Tensor], sizes: Sizes, given: dict[str, int], scale: float) -> dict:
     """Return the flags that follow from tensors and windows."""
     dim = tensors["q"].size(-1)
     rank = tensors["query_factors"].size(-1) if "query_factors" in tensors else 1
@@ -444,7 +428,7 @@ def _flags(tensors: dict[str, Tensor], sizes: Sizes, given: CallNumbers, scale: 
         "RANK": rank,
         "RP": padded(rank),
         "ACC": tl.float64 if tensors["q"].dtype == torch.float64 else tl.float32,
-        "PRECISION": "tf32" if given.TF32 else "ieee",
+        "PRECISION": "tf32" if given["TF32"] else "ieee",
         "SCALE": scale,
         "NEAR_LEFT": sizes.near_low >= sizes.long_low,
         "NEAR_RIGHT": sizes.near_low + sizes.near_width - 1 <= highest,

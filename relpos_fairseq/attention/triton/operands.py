@@ -7,7 +7,6 @@ table is a *long table*, and the kernels compute the products tile by tile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from relpos_fairseq.attention.inputs import AttentionInputs
 from relpos_fairseq.attention.lowering import (
     SAME_EVERYWHERE,
     SCALARS,
-    DistanceRange,
     Lowered,
     Window,
     lower,
@@ -31,42 +29,17 @@ from relpos_fairseq.core.terms import PositionTerms
 STORED_DISTANCES = 256  # distances up to which products with each vector are stored
 
 
-@dataclass
-class Operands:
-    """The tensors and windows of a call.
-
-    Args:
-        reach: distances of visible pairs.
-        vectors: the near window, of tables of vectors.
-        scalars: the window of `static` and `gate`.
-        tensors: q, k, v and others by name, with the shapes that `kernel_args.OperandPointers` gives; those that a call
-            lacks are absent.
-        value_vectors: (H|1, W, D) that probabilities by distance are multiplied with, or None.
-        first: (B|1,) slot of the reset's first token, or None.
-        reset_replaces: bits 1, 2, 4: the reset replaces what vectors, scalars, factors add.
-    """
-
-    reach: DistanceRange
-    vectors: Window
-    scalars: Window
-    tensors: dict[str, Tensor]
-    value_vectors: Tensor | None
-    first: Tensor | None
-    reset_replaces: int
-
-
-def has_long_table(term: PositionTerms, reach: DistanceRange) -> bool:
+def has_long_table(term: PositionTerms, reach: Window) -> bool:
     """Return whether a term adds vectors for more visible distances than products are stored for."""
     if term.product or (term.query_vectors is None and term.key_vectors is None):
         return False
     relation: Any = term.relation
-    highest = min(relation.highest, reach.highest)
-    return highest - max(relation.lowest, reach.lowest) >= STORED_DISTANCES
+    return min(relation.highest, reach.high) - max(relation.lowest, reach.low) >= STORED_DISTANCES
 
 
-def windows_of(inputs: AttentionInputs) -> tuple[DistanceRange, Window, Window]:
+def windows_of(inputs: AttentionInputs) -> tuple[Window, Window, Window]:
     """Return the distances of visible pairs, the near window, and the window of scalars."""
-    reach = DistanceRange.of(inputs)
+    reach = Window.visible(inputs)
     relations = relations_of_vectors(inputs, lambda term: has_long_table(term, reach))
     if relations or not needs_offset_table(inputs):
         vectors = Window.over(relations, reach)
@@ -75,8 +48,12 @@ def windows_of(inputs: AttentionInputs) -> tuple[DistanceRange, Window, Window]:
     return reach, vectors, Window.over(_relations_of_scalars(inputs, reach), reach)
 
 
-def operands_of(inputs: AttentionInputs) -> Operands:
-    """Return the operands of a call that `refusal` does not refuse."""
+def operands_of(inputs: AttentionInputs) -> Lowered:
+    """Return the operands of a call that `refusal` does not refuse, over the near window and the window of scalars.
+
+    Its tensors have the names and shapes that `kernel_args.OperandPointers` gives, without those that the call lacks,
+    and value_vectors (H|1, W, D), which probabilities by distance are multiplied with.
+    """
     reach, vectors, scalars = windows_of(inputs)
     low = lower(inputs, vectors, scalars, inputs.q.dtype, lambda term: has_long_table(term, reach))
     tensors = low.tensors
@@ -88,9 +65,8 @@ def operands_of(inputs: AttentionInputs) -> Operands:
     _multiply_near_tables(low, inputs)
     for term in inputs.terms:
         if has_long_table(term, reach):
-            _add_long_table(low, term, inputs, Window(reach.lowest, reach.highest))
-    value_vectors = tensors.pop("value_vectors", None)
-    return Operands(reach, vectors, scalars, tensors, value_vectors, low.first, low.reset_replaces)
+            _add_long_table(low, term, inputs, reach)
+    return low
 
 
 def multiply(x: Tensor, table: Tensor) -> Tensor:
@@ -109,7 +85,7 @@ def multiply(x: Tensor, table: Tensor) -> Tensor:
     return products.permute(order).permute(0, 2, 1, 3)
 
 
-def _relations_of_scalars(inputs: AttentionInputs, reach: DistanceRange) -> list[DistanceRelation]:
+def _relations_of_scalars(inputs: AttentionInputs, reach: Window) -> list[DistanceRelation]:
     """Return the relations of static, gate, and of the scalars v.a_d that a query_offset makes."""
     return [
         term.relation

@@ -9,7 +9,7 @@ import torch
 
 from relpos_fairseq.attention import lowering
 from relpos_fairseq.attention.inputs import AttentionInputs
-from relpos_fairseq.attention.lowering import DistanceRange, Resets, needs_offset_table, rank_of, relations_of_vectors
+from relpos_fairseq.attention.lowering import Resets, Window, needs_offset_table, rank_of, relations_of_vectors
 from relpos_fairseq.attention.triton import selftest_cache
 from relpos_fairseq.attention.triton.call_signature import signature_of
 from relpos_fairseq.attention.triton.operands import STORED_DISTANCES, has_long_table, windows_of
@@ -51,7 +51,7 @@ def unproved(inputs: AttentionInputs) -> str | None:
     said = selftest_cache.switch()
     if said:
         return None if said == "on" else "anything (RELPOS_TRITON=off)"
-    reach = DistanceRange.of(inputs)
+    reach = Window.visible(inputs)
     long_tables = tuple(has_long_table(term, reach) for term in inputs.terms)
     return selftest_cache.problem(signature_of(inputs, long_tables, torch.backends.cuda.matmul.allow_tf32))
 
@@ -97,7 +97,7 @@ def _tables(inputs: AttentionInputs) -> list[str]:
     if (given or needs_offset_table(inputs)) and vectors.width > MOST_DISTANCES:
         found.append(f"vectors of {vectors.width} distances (it keeps products with each, at most {MOST_DISTANCES})")
     rank = sum(rank_of(term, inputs.q.dtype) for term in inputs.terms)
-    if any(term.reset is not None for term in inputs.terms) and Resets(inputs).mixes_tables:
+    if Resets(inputs).mixes_tables:
         rank += 2  # what `Resets.kept` adds
     if rank > WIDEST:
         found.append(f"static_factors of rank {rank} (the largest is {WIDEST})")

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from relpos_fairseq.attention.error_budget import error_budget
-from relpos_fairseq.attention.inputs import AttentionInputs, probabilities
-from relpos_fairseq.attention.reference import logits
+from relpos_fairseq.attention.inputs import AttentionInputs
+from relpos_fairseq.attention.reference import attention_of
 from relpos_fairseq.attention.relative_shift import ShiftedProducts
 from relpos_fairseq.attention.triton.call_signature import CallSignature, TermSignature
 from relpos_fairseq.core.positions import Positions
@@ -205,11 +205,7 @@ def _moved(
     positions = replace(inputs.positions, device=torch.device(device))
     if positions.segments is not None:
         positions = replace(positions, segments=positions.segments.to(device))
-    masks = {
-        name: getattr(inputs, name).to(device)
-        for name in ("key_padding", "documents")
-        if getattr(inputs, name) is not None
-    }
+    masks = inputs.changed(("key_padding", "documents"), lambda mask: mask.to(device))
     call = replace(inputs.mapped(move), positions=positions, **masks)
     terms = tuple(
         term if term.reset is None else replace(term, reset=replace(term.reset, first=term.reset.first.to(device)))
@@ -251,28 +247,17 @@ def _by_formula(
     totals = [torch.zeros_like(leaf) for leaf in ordered]
     for start in range(0, inputs.positions.tgt_len, ROWS):
         stop = min(start + ROWS, inputs.positions.tgt_len)
+        by = 1.0 if kept is None else kept[:, :, start:stop].to(inputs.exact)
         with torch.set_grad_enabled(bool(leaves)):
-            out = _rows(inputs.rows(start, stop), None if kept is None else kept[:, :, start:stop])
+            part = inputs.rows(start, stop).mapped(lambda tensor: tensor.to(inputs.exact))
+            out, _ = attention_of(ShiftedProducts(part), lambda probs, by=by: probs * by)
+            out = out.to(inputs.v.dtype)
         outputs.append(out.detach())
         if leaves:
             grads = torch.autograd.grad(out, ordered, upstream[:, :, start:stop], allow_unused=True)
             for total, grad in zip(totals, _filled(grads, ordered), strict=True):
                 total += grad
     return [torch.cat(outputs, dim=2), *totals]
-
-
-def _rows(inputs: AttentionInputs, kept: Tensor | None) -> Tensor:
-    """Return the formula's output (B, H, n, D), probabilities multiplied with `kept` (B, H, n, S)."""
-    exact = inputs.mapped(lambda tensor: tensor.to(inputs.exact))
-    products = ShiftedProducts(exact)
-    probs = probabilities(logits(products), exact.excluded(), exact.key_padding is not None)
-    if kept is not None:
-        probs = probs * kept.to(probs.dtype)
-    out = probs @ exact.v
-    for term in exact.terms:
-        if term.value_vectors is not None:
-            out = out + products.values(probs, term)
-    return out.to(inputs.v.dtype)
 
 
 def _kept(inputs: AttentionInputs, dropout: float) -> Tensor:

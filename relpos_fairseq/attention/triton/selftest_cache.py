@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -111,32 +111,24 @@ def run(signature: CallSignature, seconds: float = SECONDS) -> tuple[list[str], 
     """
     given = filter(None, os.environ.get("PYTHONPATH", "").split(":"))
     paths = [str(ROOT), *map(os.path.abspath, given)]
-    with _started([sys.executable, "-m", MODULE], ":".join(paths)) as process:
-        try:
-            said, errors = process.communicate(pickle.dumps(signature), timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return [f"no answer within {seconds:g} s"], True
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    # Nothing is imported from the current folder of the user.
+    where = {"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": ":".join(paths)}}
+    process = subprocess.Popen([sys.executable, "-m", MODULE], **pipes, **where, start_new_session=True)
+    try:
+        said, errors = process.communicate(pickle.dumps(signature), timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return [f"no answer within {seconds:g} s"], True
+    finally:
+        if process.poll() is None:  # with its children, such as compilers
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
     lines = said.decode(errors="replace").splitlines()
     if process.returncode in (0, NO_ROOM) and lines:
         return json.loads(lines[-1]), process.returncode == 0
     last = errors.decode(errors="replace").strip().splitlines()[-1:]
     return [f"ended with status {process.returncode}: {' '.join(last)[:300]}"], True
-
-
-@contextmanager
-def _started(command: list[str], paths: str) -> Iterator[subprocess.Popen]:
-    """Start a process; if it still runs after the `with` block, kill it and its children, such as compilers."""
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    # Nothing is imported from the current folder of the user.
-    where = {"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": paths}}
-    process = subprocess.Popen(command, **pipes, **where, start_new_session=True)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
 
 
 def machine(device: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from relpos_fairseq.attention.operation import define
+from relpos_fairseq.attention.operation import Given, define
 
 ROWS = 64  # of a tile of up to 64 channels
 COLUMNS = 16  # of X that are stored at once
@@ -143,34 +143,26 @@ def table_kernel(
 # The operation of torch: `operation.Kernel`.
 
 
-def results(tensors: list[Tensor], present: int, numbers: list[int], scale: float) -> list[Tensor]:
+def results(given: Given) -> list[Tensor]:
     """Return an empty X."""
-    q, _, w = tensors
+    q, _, w = given.tensors
     return [q.new_empty(*q.shape[:3], w.size(1), dtype=_sum_type(q))]
 
 
-def forward(tensors: list[Tensor], present: int, numbers: list[int], scale: float) -> list[Tensor]:
+def forward(given: Given) -> list[Tensor]:
     """Return X of q, k, w; the one number is j - t in column 0."""
-    q, k, w = (tensor.contiguous() for tensor in tensors)
-    (x,) = results([q, k, w], present, numbers, scale)
+    q, k, w = (tensor.contiguous() for tensor in given.tensors)
+    (x,) = results(given)
     constants = _constants(q)
     grid = (q.size(0) * q.size(1), triton.cdiv(q.size(2), constants["ROWS"]))
-    band_kernel[grid](q, k, w, x, _sizes(q, k, w, numbers[0]), COLUMNS=COLUMNS, **constants)
+    band_kernel[grid](q, k, w, x, _sizes(q, k, w, *given.numbers), COLUMNS=COLUMNS, **constants)
     return [x]
 
 
-def backward(
-    grads: list[Tensor],
-    results: list[Tensor],
-    tensors: list[Tensor],
-    present: int,
-    numbers: list[int],
-    scale: float,
-    wanted: int,
-) -> list[Tensor]:
+def backward(grads: list[Tensor], results: list[Tensor], given: Given, wanted: int) -> list[Tensor]:
     """Return the gradients of those of q, k, w whose bits `wanted` has."""
-    q, k, w = (tensor.contiguous() for tensor in tensors)
-    grad, sizes = grads[0].contiguous(), _sizes(q, k, w, numbers[0])
+    q, k, w = (tensor.contiguous() for tensor in given.tensors)
+    grad, sizes = grads[0].contiguous(), _sizes(q, k, w, *given.numbers)
     parts = (
         lambda: _gradient_of_side(grad, k, w, sizes, q, of_keys=False),
         lambda: _gradient_of_side(grad, q, w, sizes, k, of_keys=True),
@@ -179,9 +171,9 @@ def backward(
     return [part() for number, part in enumerate(parts) if wanted >> number & 1]
 
 
-def gradients(tensors: list[Tensor], present: int, numbers: list[int], scale: float, wanted: int) -> list[Tensor]:
+def gradients(given: Given, wanted: int) -> list[Tensor]:
     """Return empty gradients, as `backward` returns them."""
-    return [x.new_empty(x.shape) for number, x in enumerate(tensors) if wanted >> number & 1]
+    return [x.new_empty(x.shape) for number, x in enumerate(given.tensors) if wanted >> number & 1]
 
 
 _band = define(
