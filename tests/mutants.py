@@ -73,8 +73,10 @@ def mutants(file: str, text: str) -> Iterator[Mutant]:
                 yield place(node, f"bool({source(operand)})")
             case ast.Constant(value=bool() as value):
                 yield place(node, str(not value))
-            case ast.Constant(value=int() | float() as value):
+            case ast.Constant(value=int() as value):
                 yield place(node, repr(value + 1))
+            case ast.Constant(value=float() as value):
+                yield place(node, repr(2 * value or 1.0))
             case ast.If() | ast.IfExp() | ast.While():
                 yield place(node.test, f"(not ({source(node.test)}))")
         for name, value in ast.iter_fields(node):

@@ -191,3 +191,5 @@ def test_within_a_seed():
     whole = np.array([1.0, -1.0, 0.1])
     drawn = whole[:, None] + np.linspace(-0.5, 0.5, 101)
     assert statistics.within(whole, drawn) == (1, 1)
+    few, more = (np.repeat([[-1.0, 1.0]], [below, 100 - below], axis=1) for below in (2, 3))  # p .04 and .06
+    assert statistics.within(np.ones(1), few) == (1, 0) and statistics.within(np.ones(1), more) == (0, 0)

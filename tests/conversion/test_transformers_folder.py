@@ -177,6 +177,8 @@ def of_kind(name: str) -> Damage:
 NOT_HELD = "symbol {!r} cannot be a word of fairseq's dictionary: it is empty, or holds".format
 NO_TYPE = "classifier.weight is of the type {}, and weights are torch.float32".format
 PARTS = {"talking_head": True, "conv_kernel_size": 3, "pos_att_type": "c2p|p2p"}
+OTHERS = {"copy_attn": True, "parallel_residual": True, "aan_useffn": True, "num_kv": 2, "num_experts": 2}
+OTHERS |= {"relative_positions_buckets": 8, "generator_function": "sparsemax", "encoder_type": "rnn"}
 ROTARY = checkpoint(lambda state: vars(state["opt"]).update(max_relative_positions=-1))
 GPT2 = ("model_type 'gpt2', and is none of ", "; marian of ", "; checkpoints of OpenNMT")
 PART = dict.fromkeys(("word_emb.emb_layers", "dec_attn"), torch.zeros(1))
@@ -219,7 +221,7 @@ REFUSED: list[tuple] = [
     *(("marian", symbol(name), NOT_HELD(name)) for name in ("", "a\nb", "a\rb")),
     ("marian", symbol("\ud800"), "vocab.json is not the JSON that is expected (\\ud800 is half of a character)"),
     ("opennmt", step(layer_norm="rms"), "--layer_norm rms of OpenNMT-py has no counterpart"),
-    ("opennmt", step(copy_attn=True), "--copy_attn True"),
+    *(("opennmt", step(**{key: value}), f"--{key} {value}") for key, value in OTHERS.items()),
     ("opennmt", step(max_relative_positions=0), "has no positions at all"),
     ("opennmt", ROTARY, "positions -1 of OpenNMT-py is not converted"),
     ("opennmt", step(), "with --to same alone", "--to", "m4"),

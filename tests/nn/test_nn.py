@@ -18,6 +18,7 @@ from relpos_fairseq.nn import AttentionCache, PositionAttention, PositionDecoder
 from relpos_fairseq.schemes import scheme_names
 
 WIDTH, HEADS, LENGTH = 8, 2, 9
+PARTS = ("weight", "bias")
 CASES_HERE = [case for case in CASES if "sentence" not in case.scheme and "clamp_len" not in case.flags]
 
 
@@ -73,6 +74,22 @@ def test_memory_and_window(scheme):
     assert probs.shape == (2, HEADS, LENGTH - 4, LENGTH)
     near = module(x, window=3, need_weights=True)[1]
     assert bool((near.tril(-3) == 0).all()) and bool((near[..., 5, 3:6] > 0).all())
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_layer_without_positions_is_torchs(norm_first):
+    ours = PositionEncoderLayer(WIDTH, HEADS, 16, "none", norm_first=norm_first).double().eval()
+    theirs = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, 16, norm_first=norm_first, batch_first=True).double().eval()
+    randomize(theirs, 5)
+    named = {"fc1": "linear1", "fc2": "linear2", "self_attn_layer_norm": "norm1", "final_layer_norm": "norm2"}
+    state = {f"{new}.{part}": theirs.state_dict()[f"{old}.{part}"] for new, old in named.items() for part in PARTS}
+    for part in PARTS:
+        rows = getattr(theirs.self_attn, f"in_proj_{part}").chunk(3)
+        state |= {f"self_attn.{name}_proj.{part}": own for name, own in zip("qkv", rows, strict=True)}
+        state[f"self_attn.out_proj.{part}"] = getattr(theirs.self_attn.out_proj, part)
+    ours.load_state_dict(ours.state_dict() | state)
+    x = states(2, LENGTH, WIDTH)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
