@@ -25,7 +25,8 @@ case "$reach" in
   --changed*)
     commit=${reach#--changed}
     "$venv/bin/python" tests/reach.py "${commit#=}"
-    set -- "$@" @.reach/changed
+    export RELPOS_CHANGED=$root/.reach/changed
+    set -- "$@" @.reach/changed.files
     ;;
 esac
 

@@ -280,10 +280,10 @@ def _within_functions(reach: Reach, file: str, text: str) -> list[set[str]]:
 
 
 def main() -> int:
-    """Print how many tests a change reaches; write their names, one a line, as pytest reads them."""
+    """Print how many tests a change reaches; write their names, and to FILE.files their files, one a line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("ref", nargs="?", default="", help="a commit of git (default: the last)")
-    parser.add_argument("--out", type=Path, default=FOLDER / "changed", help="the file of names (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=FOLDER / "changed", help="file of names (default: %(default)s)")
     given = parser.parse_args()
     try:
         tests, files = changed(given.ref or "HEAD")
@@ -299,6 +299,10 @@ def main() -> int:
         f"{len(tests)} of {len(reach.seconds)} tests, and {len(files)} whole files; about {seconds:.0f} s of one core"
     )
     given.out.write_text("".join(f"{name}\n" for name in sorted(tests | files)), encoding="utf-8")
+    places = {name.partition("::")[0] for name in tests | files}
+    given.out.with_suffix(".files").write_text(
+        "".join(f"{place}\n" for place in sorted(places) if (ROOT / place).exists()), encoding="utf-8"
+    )
     return 0
 
 
