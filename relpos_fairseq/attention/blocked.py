@@ -112,6 +112,8 @@ def _attend_slice(inputs: AttentionInputs, seed: int) -> tuple[Tensor, Tensor]:
     counted = any(term.contextual is not None for term in inputs.terms)
     gathers = counted or inputs.positions.randomized is not None
     products = GatheredProducts(inputs) if gathers else ShiftedProducts(inputs)
+    if not inputs.dropout:
+        return attention_of(products)
     generator = torch.Generator(inputs.q.device).manual_seed(seed)
     return attention_of(products, lambda probs: drop(probs, inputs.dropout, generator))
 

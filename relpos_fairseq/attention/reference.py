@@ -27,7 +27,9 @@ name = "reference"
 # ------------------------------------------------------------------------------------------- The formula
 
 
-def attention_of(products: GatheredProducts, dropping: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def attention_of(
+    products: GatheredProducts, dropping: Callable[[Tensor], Tensor] = lambda probs: probs
+) -> tuple[Tensor, Tensor]:
     """Return the output (B, H, T, Dv) in at least fp32, and the probabilities (B, H, T, S) as `dropping` makes them."""
     inputs = products.inputs
     probs = dropping(probabilities(logits(products), inputs.excluded(), inputs.key_padding is not None))

@@ -170,3 +170,10 @@ def test_no_more_than_two_slices_are_held(graph: bool, monkeypatch: pytest.Monke
             out.sum().backward()
     assert probs is None and len(formed) == 6 * (1 + graph)
     assert max(alive) <= 1
+
+
+def test_no_generator_without_dropout(monkeypatch):
+    """One would be made for each slice of each layer, and no CUDA graph takes one."""
+    inputs = make_inputs("m4", Shape(5))
+    monkeypatch.setattr(torch, "Generator", None)
+    attend(inputs, "blocked")
