@@ -89,7 +89,7 @@ def mutants(file: str, text: str) -> Iterator[Mutant]:
 
 
 def drawn(number: int, seed: int) -> list[Mutant]:
-    """Draw so many mutants of the package, each of its kinds' places as likely as any other."""
+    """Draw so many mutants of the package, every place and kind as likely as any other."""
     found = [mutant for path in sorted(PACKAGE.rglob("*.py")) for mutant in mutants(_name(path), path.read_text())]
     return random.Random(seed).sample(found, number)
 
