@@ -384,6 +384,20 @@ class RelPosTransformerXLModel(RelPosLanguageModel):
             )
         return super().build_model(cfg, task)
 
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        memory: Memory | MemoryCarrier | None = None,
+        document_starts: Tensor | None = None,
+        incremental_state: dict | None = None,
+        **unused: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Return logits (B, T, V) and {"memory": the new memory}; see `RelPosXLDecoder.forward`."""
+        return self.decoder(
+            src_tokens, incremental_state=incremental_state, memory=memory, document_starts=document_starts, **unused
+        )
+
     @property
     def mem_len(self) -> int:
         """Slots of memory: --mem-len in training, --eval-mem-len in evaluation, or what was set."""

@@ -556,3 +556,10 @@ def test_memory_under_torch_func_is_what_it_was(scheme: str) -> None:
     found = grad(loss)({name: one.detach() for name, one in weights.items()})
     for name, one in zip(weights, wanted, strict=True):
         torch.testing.assert_close(found[name], one, rtol=1e-9, atol=1e-9)
+
+
+def test_a_model_takes_memory_by_place_or_name() -> None:
+    """As it always did: tokens, lengths, memory, starts of documents, state of decoding."""
+    model, tokens = small_xl(position_scheme="t5"), stream()
+    memory = model(tokens, None)[1]["memory"]
+    assert torch.equal(model(tokens, None, memory, None, None)[0], model(tokens, src_lengths=None, memory=memory)[0])
