@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from dataclasses import replace
 from math import isnan, nan
@@ -64,6 +66,20 @@ def test_marians_output_projection_is_the_embedding_where_it_is_tied(tied, ways)
     said = ways.convert()
     assert "exact     yes" in said and "compared  with MarianMTModel of transformers" in said
     assert ("lm_head.weight" in ways.ledger()["tensors"]["used"]) != tied
+
+
+def test_marians_number_of_padding_is_not_read(ways):
+    """Without one transformers takes 58100, which this model has not; the conversion's tensors are the same."""
+    marian(ways / "first")
+    ways.convert()
+    whole = torch.load(ways / "ours/model.pt", weights_only=False)["model"]
+    config = json.loads((ways / "first/config.json").read_text())
+    del config["pad_token_id"]
+    (ways / "first/config.json").write_text(json.dumps(config))
+    shutil.rmtree(ways / "ours")
+    assert "compared  no" in ways.convert()
+    found = torch.load(ways / "ours/model.pt", weights_only=False)["model"]
+    assert found.keys() == whole.keys() and all(torch.equal(found[name], whole[name]) for name in whole)
 
 
 def test_a_token_that_was_added_to_marian_is_lost_by_name(ways):
