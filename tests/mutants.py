@@ -49,7 +49,7 @@ class Mutant:
 
 
 def mutants(file: str, text: str) -> Iterator[Mutant]:
-    """Yield each comparison, operator, number and branch of a source that could be another; no annotations."""
+    """Yield each comparison, operator, number, branch that could be another, and each deed that could be left out."""
     starts = [0]
     for line in text.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -79,6 +79,8 @@ def mutants(file: str, text: str) -> Iterator[Mutant]:
                 yield place(node, repr(2 * value or 1.0))
             case ast.If() | ast.IfExp() | ast.While():
                 yield place(node.test, f"(not ({source(node.test)}))")
+            case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Raise():
+                yield place(node, "pass")
         for name, value in ast.iter_fields(node):
             if name not in ("annotation", "returns"):
                 for child in value if isinstance(value, list) else [value]:

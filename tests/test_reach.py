@@ -71,7 +71,7 @@ def test_tests_of_a_change(reach: Reach, before: str, after: str, expected: str)
 
 def test_mutants_are_other_programs() -> None:
     """Each mutant of a source parses, and is another program; there is one for each place."""
-    source = "x: int = 1\nif a < b and not c:\n    d = 'ä' + f'{e + 1}' * 2.0\n"
+    source = "x: int = 1\nif a < b and not c:\n    d = 'ä' + f'{e + 1}' * 2.0\n    d.f(c)\n    d += c\n"
     found = list(mutants.mutants("", source))
     assert [f"{one.before} -> {one.after}" for one in found] == [
         "1 -> 2",
@@ -82,6 +82,8 @@ def test_mutants_are_other_programs() -> None:
         "'ä' + f'{e + 1}' * 2.0 -> (('ä') - (f'{e + 1}' * 2.0))",
         "f'{e + 1}' * 2.0 -> ((f'{e + 1}') / (2.0))",
         "2.0 -> 4.0",
+        "d.f(c) -> pass",
+        "d += c -> pass",
     ]
     for one in found:
         assert source[one.begin : one.end] == one.before

@@ -16,13 +16,13 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial, reduce
 from pathlib import Path
 
 import pytest
 import torch
 import torch._dynamo  # noqa: F401  the first optimizer does, in each fork if not here
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 import relpos_fairseq  # noqa: F401  registers the models
 from helpers import FULL, ROOT, USER_DIR, recipes
@@ -89,18 +89,34 @@ def composed(name: str, *overrides: str):
     return recipes.composed(path.parent, path.stem, *overrides)
 
 
+def changes(name: str) -> dict[str, object]:
+    """What one changes of a recipe, without `++`: sizes, dropouts, positions, how it is scored."""
+    part = name.split("/")[0]
+    changed = {f"model.{side}_{key}": value for side in SIDES_OF.get(part, SIDES[:1]) for key, value in SHAPE.items()}
+    changed |= dict.fromkeys((f"model.{key}" for key in DROPOUTS), 0.25) | POSITIONS
+    if part == "translation":
+        changed |= {"task.eval_bleu": True, "task.eval_bleu_remove_bpe": "sentencepiece"}
+    return changed
+
+
+@cache
+def known(name: str) -> dict:
+    """The config of a recipe of which one has changed that."""
+    return OmegaConf.to_container(composed(name, *(f"{key}={value}" for key, value in changes(name).items())))
+
+
 def shrunken(name: str, data: dict[str, Path]) -> list[str]:
     """The overrides that make a recipe small; a model's shape needs no `++`."""
-    known = OmegaConf.to_container(composed(name))
-    task = known["task"]["_name"]
-    regression = task == "sentence_prediction" and known["criterion"]["regression_target"]
+    given = known(name)
+    task = given["task"]["_name"]
+    regression = task == "sentence_prediction" and given["criterion"]["regression_target"]
     more = [f"++task.data={data['regression' if regression else task]}", *SMALL]
     sides = SIDES_OF.get(name.split("/")[0], SIDES[:1])
     more += [f"model.{side}_{key}={value}" for side in sides for key, value in SHAPE.items()]
     more += [f"++lr_scheduler.warmup_updates={2 if task != 'segment_language_modeling' else 0}"]
-    saving, optimized = known["checkpoint"], known["optimization"]
+    saving, optimized = given["checkpoint"], given["optimization"]
     where = {
-        f"lr_scheduler.total_num_update={UPDATES}": "total_num_update" in known["lr_scheduler"],
+        f"lr_scheduler.total_num_update={UPDATES}": "total_num_update" in given["lr_scheduler"],
         "checkpoint.save_interval_updates=2": (saving.get("save_interval_updates") or 0) > 0,
         "checkpoint.finetune_from_model=null": "finetune_from_model" in saving,
         "optimization.max_epoch=9": "max_epoch" in optimized,
@@ -115,18 +131,11 @@ def shrunken(name: str, data: dict[str, Path]) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_takes_what_one_changes(name):
-    """Without `++`."""
-    part = name.split("/")[0]
-    changed = {f"model.{side}_{key}": value for side in SIDES_OF.get(part, SIDES[:1]) for key, value in SHAPE.items()}
-    changed |= dict.fromkeys((f"model.{key}" for key in DROPOUTS), 0.25) | POSITIONS
-    if part == "translation":
-        changed |= {"task.eval_bleu": True, "task.eval_bleu_remove_bpe": "sentencepiece"}
-    cfg = composed(name, *(f"{k}={v}" for k, v in changed.items()))
-    assert {key: OmegaConf.select(cfg, key) for key in changed} == changed
+    assert {key: reduce(dict.__getitem__, key.split("."), known(name)) for key in changes(name)} == changes(name)
 
 
-def in_fork(name: str, overrides: list[str], at: int | None = None, do: Callable[[], object] | None = None) -> int:
-    """Train a recipe in a fork, which does something as an update begins, if asked for."""
+def in_fork(config: DictConfig, save_dir: Path, at: int | None = None, do: Callable[[], object] | None = None) -> int:
+    """Train by a config in a fork, which does something as an update begins, if asked for."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -144,7 +153,8 @@ def in_fork(name: str, overrides: list[str], at: int | None = None, do: Callable
 
         Trainer.train_step = counted
         with captured():
-            _hydra_main(composed(name, *overrides))
+            config.checkpoint.save_dir = str(save_dir)
+            _hydra_main(config)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -154,16 +164,16 @@ def in_fork(name: str, overrides: list[str], at: int | None = None, do: Callable
 
 def kind_of(name: str) -> str:
     """What a resume hangs on: a recipe's parts by name, how it counts updates, and how it saves."""
-    known = OmegaConf.to_container(composed(name))
-    parts = [known[part]["_name"] for part in ("task", "criterion", "optimizer", "lr_scheduler")]
-    family = "_".join(known["model"]["_name"].split("_")[:3])
-    accumulates = (known["optimization"].get("update_freq") or [1])[0] > 1
+    given = known(name)
+    parts = [given[part]["_name"] for part in ("task", "criterion", "optimizer", "lr_scheduler")]
+    family = "_".join(given["model"]["_name"].split("_")[:3])
+    accumulates = (given["optimization"].get("update_freq") or [1])[0] > 1
     saving = {
         key: value if isinstance(value, bool) else (value or 0) > 0
-        for key, value in known["checkpoint"].items()
+        for key, value in given["checkpoint"].items()
         if isinstance(value, int | None) and key != "save_interval"
     }
-    regression = known["criterion"].get("regression_target")
+    regression = given["criterion"].get("regression_target")
     return repr((parts, family.removesuffix("_tiny"), regression, accumulates, saving))
 
 
@@ -180,15 +190,15 @@ def test_a_killed_recipe_resumes_to_the_same_checkpoint(data, resumed, tmp_path,
     kind = kind_of(name)
     if kind in resumed and not FULL:
         pytest.skip("a recipe of its kind was trained and resumed; RELPOS_ONNX=full trains this one too")
-    overrides, whole, parts = shrunken(name, data), tmp_path / "whole", tmp_path / "parts"
+    config, whole, parts = composed(name, *shrunken(name, data)), tmp_path / "whole", tmp_path / "parts"
     kill_at = random.Random(name).randrange(3, UPDATES)
     copy = partial(shutil.copytree, whole, parts)
-    assert in_fork(name, [*overrides, f"checkpoint.save_dir={whole}"], kill_at, copy) == 0
+    assert in_fork(config, whole, kill_at, copy) == 0
     assert parts.exists()
     saved = [whole / "checkpoint_last.pt"]
     if kind not in resumed:
         resumed.add(kind)
-        assert in_fork(name, [*overrides, f"checkpoint.save_dir={parts}"]) == 0
+        assert in_fork(config, parts) == 0
         saved.append(parts / "checkpoint_last.pt")
         assert_same_state(*saved)
     states = [load(path) for path in saved]
