@@ -96,12 +96,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep what `scripts/test.sh --changed` chose; where several processes share the tests, the longest files first."""
+    """Keep what `scripts/test.sh --changed` chose, skip what is the night's; the longest files come first."""
     if "RELPOS_CHANGED" in os.environ:
         chosen = set(Path(os.environ["RELPOS_CHANGED"]).read_text(encoding="utf-8").splitlines())
         left_out = [item for item in items if not {item.nodeid, item.nodeid.partition("::")[0]} & chosen]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if {item.nodeid, item.nodeid.partition("::")[0]} & chosen]
+    nightly = set() if FULL else set((ROOT / "tests" / "nightly.txt").read_text(encoding="utf-8").splitlines())
+    for item in items:
+        if not FULL and (item.nodeid in nightly or item.get_closest_marker("nightly")):
+            item.add_marker(pytest.mark.skip(reason="runs each night: RELPOS_ONNX=full"))
     if hasattr(config, "workerinput"):
         rank = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
         items.sort(key=lambda item: rank.get(item.path, len(rank)))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from reach import PACKAGE, ROOT, Reach, entered_by, parts
+from reach import NIGHTLY, PACKAGE, ROOT, Reach, entered_by, parts
 
 OTHER = {
     ast.Eq: "!=",
@@ -117,7 +117,8 @@ def tests_of(mutant: Mutant, reach: Reach) -> list[str]:
         planted = text[: mutant.begin] + mutant.after + text[mutant.end :]
         sources = {_name(path): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
         contexts = entered_by(reach, mutant.file, text, {**sources, mutant.file: planted})
-    tests = [test for test in reach.tests(contexts) if not test.removeprefix("tests/").startswith(LEFT_OUT)]
+    tests = reach.tests(contexts) - reach.marked - {*NIGHTLY.read_text(encoding="utf-8").splitlines()}
+    tests = {test for test in tests if not test.removeprefix("tests/").startswith(LEFT_OUT)}
     near = f"tests/{'/'.join(Path(mutant.file).parts[1:-1])}/"
     seen: dict[str, int] = {}
     ranked = []

@@ -2,6 +2,7 @@
 
     bash scripts/test.sh --reach               # the suite, or a part of it, as it records this into .reach/
     bash scripts/test.sh --changed[=COMMIT]    # the tests that enter what differs from a commit (the last)
+    .venv/bin/python tests/reach.py --nightly  # write tests/nightly.txt: the tests that the suite leaves for the night
 
 A test enters what its fixtures enter, whichever test a shared one was made for, and what its commands do.
 """
@@ -24,11 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from coverage import Coverage, CoverageData
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE, TESTS = ROOT / "relpos_fairseq", ROOT / "tests"
 FOLDER = ROOT / ".reach"
+NIGHTLY = TESTS / "nightly.txt"
+SLOW = 0.5  # seconds, as recorded: a third of a second without
+UNSEEN = ("tests/attention/test_native", "tests/attention/test_dropout")  # tests of lines of C, which are not recorded
 
 
 def _coverage(context: str | None = None) -> Coverage:
@@ -72,6 +77,7 @@ class Recorder:
         result = yield
         shared = sorted({_name(made) for made in self.fixtures if made.scope != "function"})
         row = {"test": item.nodeid, "seconds": round(time.perf_counter() - begun, 3), "fixtures": shared}
+        row["nightly"] = item.get_closest_marker("nightly") is not None
         self.tests.write(f"{json.dumps(row)}\n")
         return result
 
@@ -107,9 +113,10 @@ def _name(fixture: pytest.FixtureDef) -> str:
 
 @dataclass
 class Reach:
-    """What was recorded: each test's seconds and shared fixtures, and who enters a line."""
+    """What was recorded: each test's seconds and shared fixtures, which are marked `nightly`, and who enters a line."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    marked: set[str] = field(default_factory=set)
     fixtures: dict[str, set[str]] = field(default_factory=dict)
     data: list[CoverageData] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
@@ -126,6 +133,8 @@ class Reach:
         for path in FOLDER.glob("tests.*.jsonl"):
             for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
                 reach.seconds[row["test"]], reach.fixtures[row["test"]] = row["seconds"], set(row["fixtures"])
+                if row.get("nightly"):
+                    reach.marked.add(row["test"])
         if not reach.seconds:
             raise FileNotFoundError("nothing was recorded yet of what each test enters: bash scripts/test.sh --reach")
         reach.files = json.loads(_text(FOLDER / "files.json"))
@@ -274,9 +283,58 @@ def changed(ref: str) -> tuple[set[str], set[str]]:
     return chosen, files
 
 
+def nightly(reach: Reach, planted: set[str]) -> list[str]:
+    """Return the tests that the suite can leave for the night: what they enter, quicker ones enter too.
+
+    The slowest is left first.  One of each function stays, and all of functions that mark theirs or see a planted bug.
+
+    Args:
+        reach: what was recorded.
+        planted: the tests of planted bugs; without `[...]`, all of a function.
+    """
+    shared: dict[str, set[str]] = {}
+    functions: dict[str, set[str]] = {}
+    for test, fixtures in reach.fixtures.items():
+        functions.setdefault(test.partition("[")[0], set()).add(test)
+        for fixture in fixtures:
+            shared.setdefault(fixture, set()).add(test)
+    who: dict[frozenset[str], set[str]] = {}
+    entered: dict[str, list[set[str]]] = {}
+    for file in reach.files:
+        for contexts in map(frozenset, reach.lines(file).values()):
+            if contexts not in who:
+                who[contexts] = set().union(*(shared.get(one, {one} & reach.seconds.keys()) for one in contexts))
+                for test in who[contexts]:
+                    entered.setdefault(test, []).append(who[contexts])
+    stay = planted | {test.partition("[")[0] for test in reach.marked}
+    left: list[str] = []
+    for test in sorted(reach.seconds, key=lambda test: (-reach.seconds[test], test)):
+        if reach.seconds[test] < SLOW or test.startswith(UNSEEN):
+            continue
+        function = test.partition("[")[0]
+        groups = [*entered.get(test, ()), functions[function]]
+        if not {test, function} & stay and all(len(group) > 1 for group in groups):
+            left.append(test)
+            for group in groups:
+                group.discard(test)
+    return left
+
+
 def _within_functions(reach: Reach, file: str, text: str) -> list[set[str]]:
     lines = reach.lines(file)
     return [lines.get(line, set()) for _, body in parts(text).values() for line in body]
+
+
+def write_nightly() -> int:
+    """Write the list of the tests that are left for the night: those that were, and are still there, and more."""
+    reach = Reach.read()
+    rows = yaml.safe_load(_text(TESTS / "planted_bugs.yaml"))
+    tests = set(_text(NIGHTLY).splitlines()) & reach.seconds.keys()
+    tests |= {*nightly(reach, {f"tests/{test}" for row in rows for test in row["test"].split("\n")})}
+    NIGHTLY.write_text("".join(f"{test}\n" for test in sorted(tests)), encoding="utf-8")
+    seconds = sum(reach.seconds[test] for test in tests)
+    print(f"{len(tests)} of {len(reach.seconds)} tests, {seconds:.0f} of {sum(reach.seconds.values()):.0f} s")
+    return 0
 
 
 def main() -> int:
@@ -284,7 +342,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("ref", nargs="?", default="", help="a commit of git (default: the last)")
     parser.add_argument("--out", type=Path, default=FOLDER / "changed", help="file of names (default: %(default)s)")
+    parser.add_argument("--nightly", action="store_true", help=f"write {NIGHTLY.name} instead")
     given = parser.parse_args()
+    if given.nightly:
+        return write_nightly()
     try:
         tests, files = changed(given.ref or "HEAD")
     except FileNotFoundError as error:

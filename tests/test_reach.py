@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
 import mutants
-from reach import Reach, entered_by
+from reach import NIGHTLY, ROOT, Reach, entered_by, nightly
 
 FILE, OTHER = "relpos_fairseq/a.py", "relpos_fairseq/b.py"
 TEXT = """
@@ -45,7 +46,7 @@ def reach() -> Reach:
         },
         OTHER: {2: {"last"}},
     }
-    return Reach(dict.fromkeys(fixtures, 0.1), fixtures, _lines=lines)
+    return Reach(dict.fromkeys(fixtures, 0.1), fixtures=fixtures, _lines=lines)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,22 @@ def test_tests_of_a_change(reach: Reach, before: str, after: str, expected: str)
     changed = {FILE: TEXT.replace(before, after), OTHER: USER}
     assert changed[FILE] != TEXT
     assert " ".join(sorted(reach.tests(entered_by(reach, FILE, TEXT, changed)))) == expected
+
+
+def test_the_night_takes_what_others_enter() -> None:
+    """The slowest first; a line keeps who enters it, a function one of its tests, a planted bug and a mark theirs."""
+    rows = "a[slow] a[quick] a[alone] b[slow] b[quick] c d[planted] d[other] e[marked] e[rest] f[slow] f[quick]".split()
+    seconds = {row: 0.1 if "quick" in row else 9.0 for row in rows}
+    lines = {1: set(rows) - {"a[alone]"}, 2: {"a[alone]"}, 3: {"shared"}, 4: {"b[slow]", "b[quick]"}}
+    reach = Reach(seconds, {"e[marked]"}, {row: {"shared"} if row in ("c", "b[slow]") else set() for row in rows})
+    reach.files, reach._lines = {FILE: ""}, {FILE: lines}
+    assert nightly(reach, {"d[planted]"}) == ["a[slow]", "b[slow]", "d[other]", "f[slow]"]
+
+
+def test_what_is_left_for_the_night_is_there() -> None:
+    """A test that was renamed runs in the suite again, and its old name goes."""
+    for file, names in re.findall(r"^(\S+?)((?:::[^\[\n]+)+)", NIGHTLY.read_text(encoding="utf-8"), re.MULTILINE):
+        assert f"def {names.rpartition('::')[2]}(" in (ROOT / file).read_text(encoding="utf-8"), (file, names)
 
 
 def test_mutants_are_other_programs() -> None:

@@ -314,6 +314,7 @@ def test_blocked_on_cuda(case: Case) -> None:
     torch.testing.assert_close(got.cpu(), expected)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["blocked", *(["native"] if FULL else [])])  # as in models/test_fullgraph.py
 def test_compiled_models(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:

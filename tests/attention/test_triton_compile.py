@@ -39,6 +39,7 @@ def python(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("schemes", "dtype", "mask"),
@@ -55,6 +56,7 @@ def test_no_kernel_spills(schemes: str, dtype: str, mask: str) -> None:
         assert all(kernel["wgmma"] for kernel in kernels if kernel["name"] == "forward_kernel")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("rows", "fits"), [(64, True), (512, False)] if FULL else [(128, False)])
 @pytest.mark.slow
 def test_spills_are_seen(rows: int, fits: bool) -> None:

@@ -188,6 +188,7 @@ def load_in_child(path: str, connection) -> None:
     connection.send((model.encoder.positions.plan.describe(), total))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_spawned_processes_load_the_plugin(translator):
     context = multiprocessing.get_context("spawn")

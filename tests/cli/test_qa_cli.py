@@ -221,6 +221,7 @@ def test_learned_positions_say_what_to_do_about_longer_input(squad, pretrained, 
     assert "24" in str(caught.value) and "40" in str(caught.value)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_learns_its_training_set(tmp_path):
     """The whole path: what is trained on is answered, byte-level BPE, windows that overlap."""

@@ -499,6 +499,7 @@ def test_data_may_move(glue, tmp_path):
     assert len(list((tmp_path / "work" / "data").glob("MRPC-*"))) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_diverging_runs_small(glue, pretrained, tmp_path, monkeypatch):
     """A loss that leaves the majority's is in what the run keeps: a rate of 10 does that."""

@@ -8,7 +8,6 @@ import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
-from helpers import FULL
 from helpers.commands import train
 from helpers.exported import fairseqs, generating
 from helpers.models import small_config, small_task
@@ -91,7 +90,7 @@ def test_the_defaults_of_a_folder_are_fairseqs_search():
     assert ended > 20 and early > 5
 
 
-@pytest.mark.skipif(not FULL, reason="trains the quickstart for a minute: RELPOS_ONNX=full")
+@pytest.mark.nightly  # trains the quickstart for a minute
 def test_a_trained_folder_translates_as_relpos_translate(ways):
     """The quickstart's corpus: 120 short and 80 long sentences."""
     ways.run("quickstart", "--out", ways / "run", "--max-update", "300", "--threads", "1")

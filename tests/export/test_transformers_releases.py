@@ -66,6 +66,7 @@ def exported(tmp_path_factory):
     return models
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("release", READING)
 @torch.no_grad()
@@ -188,7 +189,7 @@ def test_a_release_compares_every_format(release, interpreter, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not FULL, reason="opens folders in processes of the newest release: RELPOS_ONNX=full")
+@pytest.mark.nightly  # opens folders in processes of the newest release
 def test_a_release_without_relative_positions_publishes_none(interpreter, tmp_path):
     """Its closing check refuses the folder, and names the export that it reads; fp16 is loaded as fp32."""
     for name, scheme, more in (("m4", "m4", {"position_clip_distance": "0"}), ("half", "learned", {})):

@@ -137,6 +137,7 @@ def test_tables_of_a_folder_that_was_copied(tmp_path: Path, monkeypatch, run) ->
     run(f"{line} --tokens 40 --out b")
 
 
+@pytest.mark.nightly
 def test_a_comparison_goes_on_with_what_a_kill_left(tmp_path: Path, monkeypatch, run) -> None:
     """Checkpoints of fairseq-train and scores, which no stamp lists yet, with other records outside."""
     line = "compare run {0.spec} --work work --results results --keep-models"

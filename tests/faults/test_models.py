@@ -260,6 +260,7 @@ def training(inputs: Inputs, out: Path, *more: object) -> tuple[object, ...]:
     return tuple(cli.train_arguments(corpus, out, *more, "--no-save", "--disable-validation"))
 
 
+@pytest.mark.nightly
 def test_checkpoints_of_language_models(inputs, tmp_path):
     path, out, data = tmp_path / "c" / "broken.pt", tmp_path / "out", inputs.stream
     resume = segment_corpus.arguments(data, tmp_path / "save", "--max-update", "3", "--no-save")
@@ -350,6 +351,7 @@ def breaking(place: Path, breaks: Callable, count: int, jobs: dict[Command, str]
     return wrong
 
 
+@pytest.mark.nightly
 def test_dictionaries(reading):
     pair, stream, of_pairs, of_streams = reading
     places = {pair / "dict.src.txt": of_pairs, pair / "dict.tgt.txt": of_pairs, stream / "dict.txt": of_streams}

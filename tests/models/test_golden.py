@@ -16,7 +16,6 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.utils import import_user_module
 from torch import nn
 
-from helpers import FULL
 from helpers.commands import USER_DIR, call, command, load, losses
 from helpers.golden_models import CASES, KINDS, RESUMED, flags_of, outputs_of
 
@@ -106,7 +105,7 @@ def test_training_goes_on(golden, tmp_path, case):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not FULL, reason="as in this process, but by a command: RELPOS_ONNX=full")
+@pytest.mark.nightly  # as in this process, but by a command
 def test_training_goes_on_by_the_command(golden, tmp_path):
     case = "translation"
     log = command("fairseq-train", *resume(golden, case, tmp_path / "save"))

@@ -44,6 +44,7 @@ def until_an_update(process: subprocess.Popen[str]) -> str:
     return said
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM] if FULL else [signal.SIGINT])
 def test_the_same_command_goes_on(corpus: Corpus, tmp_path: Path, signum: signal.Signals) -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 import relpos_fairseq  # noqa: F401
-from helpers import ROOT, USER_DIR, recipes
+from helpers import FULL, ROOT, USER_DIR, recipes
 from helpers import commands as cli
 from helpers.commands import Corpus
 from relpos_fairseq.patches.jobs import begin, forget, name_of
@@ -45,6 +45,7 @@ def hydra_train(corpus: Corpus, folder: Path, *more: str) -> str:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_sweep_trains_its_jobs_apart(corpus: Corpus, tmp_path: Path) -> None:
     """Each from its own seed, into its own folder and log, from where the same sweep goes on."""
@@ -82,7 +83,7 @@ def hydra_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return run
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: str(path.relative_to(ROOT / "examples")))
+@pytest.mark.parametrize("path", RECIPES if FULL else [TINY, *RECIPES[::9]], ids=lambda path: path.stem)
 def test_every_recipe_has_a_folder_for_each_job(path: Path, hydra_runs) -> None:
     """A run that is no job of a sweep, and a sweep of one, write where the recipe says."""
     cfg = recipes.composed(path.parent, path.stem, hydra=True)

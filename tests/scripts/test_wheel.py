@@ -130,7 +130,7 @@ def test_a_wheel_serves_any_folder(programs: Path, corpus: Corpus, tmp_path: Pat
     assert run(programs / "python", "-c", version, cwd=tmp_path).splitlines()[-1] == code_version()
 
 
-@pytest.mark.skipif(not FULL, reason="the suite's own install is one: RELPOS_ONNX=full")
+@pytest.mark.nightly  # the suite's own install is one
 def test_an_editable_install_serves_any_folder(source: Path, corpus: Corpus, tmp_path: Path) -> None:
     """Also where the working folder has a checkout that is called as the package is; edits are seen at once."""
     programs = environment(source.parent / "editable", "--editable", source)
@@ -142,6 +142,7 @@ def test_an_editable_install_serves_any_folder(source: Path, corpus: Corpus, tmp
     assert not list(programs.parent.glob("lib/*/site-packages/relpos_fairseq*"))
 
 
+@pytest.mark.nightly
 def test_recipes_run_where_they_are_copied_to(programs: Path, corpus: Corpus, tmp_path: Path) -> None:
     """A recipe of hydra and a script, as their pages say it."""
     listed = run(programs / "relpos", "recipes", cwd=tmp_path).splitlines()

@@ -102,6 +102,7 @@ def test_a_resumed_run_without_fp32_copies(stream, tmp_path, flag):
     assert_equal_runs(tmp_path / "whole" / last, tmp_path / "parts" / last, 12)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_killed_run_resumes_bit_equal(trained, stream, tmp_path):
     saving = ("--save-interval-updates", "2", "--keep-interval-updates", "1")

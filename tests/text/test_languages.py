@@ -135,6 +135,7 @@ def test_moses_is_the_default_of_languages_that_it_gives_back(language: str) -> 
     assert find_language(language).comes_back_from_moses == (back == normal) == (language in COME_BACK)
 
 
+@pytest.mark.nightly
 def test_the_scripts_that_moses_gives_back() -> None:
     """All others of CLDR's languages have marks of their own, or no spaces; an unknown language is Latin's."""
     languages = [one for one in LIKELY_SUBTAGS if "-" not in one]
