@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+import relpos_fairseq
 from relpos_fairseq.cli import command
 from relpos_fairseq.io.command import AGAIN, run_command, wait_passively
 from relpos_fairseq.io.options import argument
@@ -67,6 +68,7 @@ def main(argv: Sequence[str] | None = None, program: str | None = None) -> int:
         The exit status, as in `run_command`; 2 for wrong arguments.
     """
     wait_passively()
+    relpos_fairseq.is_command = True
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv == ["--version"]:
         print(f"relpos_fairseq {__version__}")

@@ -10,10 +10,12 @@ import os
 import re
 import shutil
 import typing
+import zipfile
 from contextlib import nullcontext
 from copy import copy as shallow
 from numbers import Real
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from fairseq import checkpoint_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.file_io import PathManager
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
-from omegaconf import DictConfig, ListConfig, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
 
@@ -61,11 +63,14 @@ def allow_checkpoint_types() -> None:
     torch.serialization.add_safe_globals([*PLAIN, *CONFIG, *NUMPY, *MAKERS, *named])
 
 
-def read_whole(original, path, *args, **kwargs):
-    """Name a broken or malicious checkpoint in one line, where torch advises to run its code."""
+def read_whole(original, path, *args, mapped=False, **kwargs):
+    """Name a broken or malicious checkpoint in one line, where torch advises to run its code.
+
+    A `mapped` one's tensors stay where they lie: twice the model's size may be an optimizer's.
+    """
     with loading(path):
         try:
-            state = original(path, *args, **kwargs)
+            state = _map(path) if mapped and zipfile.is_zipfile(path) else original(path, *args, **kwargs)
         except (OSError, MemoryError, UserError):
             raise
         except Exception:  # perhaps of an object that is no checkpoint, read as one
@@ -76,6 +81,14 @@ def read_whole(original, path, *args, **kwargs):
         if saved is not None and (saved.model_name or "").startswith("relpos_"):
             check_finite(state["model"], path)
     return state
+
+
+def _map(path) -> dict[str, Any]:
+    """As fairseq's `load_checkpoint_to_cpu`, which gives torch an open file: that cannot be mapped."""
+    state = load(path, mapped=True)
+    if state.get("cfg") is not None:
+        state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+    return checkpoint_utils._upgrade_state_dict(state)
 
 
 def load_each(original, filenames, arg_overrides, task, *args):

@@ -16,6 +16,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from relpos_fairseq.core.plan import PositionPlan
 from relpos_fairseq.heads import CLASSIFIER, SPANS, OwnHead, heads_in
@@ -65,6 +67,18 @@ _HEADS = {  # of tasks that name one: the option, and its kind
 NAMED = ("translation_from_pretrained_bart", "online_backtranslation", MULTILINGUAL)  # whose texts name their language
 LANGUAGES, BEGUN = "symbols of languages", "<s> before them"  # what `SavedModel.framing` may be
 _EMBEDDING = re.compile(r"embed_tokens\.(embeddings\.\d+\.0\.)?weight$")  # whole, or a part of an adaptive one
+
+
+_RANDOM: set[Any] = {Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_}
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves a new model's tensors as memory has them, where random numbers would fill them before its own are read."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _RANDOM:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass
@@ -169,7 +183,7 @@ class SavedModel:
             UserError: its model or task is neither this package's nor one of MODELS and TASKS.
         """
         with building(path):
-            state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+            state = checkpoint_utils.load_checkpoint_to_cpu(str(path), mapped=True)
             check_trusted(state, path)
             state.pop("last_optimizer_state", None)  # twice the size of the model, which is built next
             if (saved := saved_options(state)) is not None:
@@ -293,7 +307,8 @@ class SavedModel:
     def build(self, overrides: Mapping[str, Any] = {}) -> tuple[Any, Any, Any]:
         """Return its model in evaluation mode, its config and its task; `overrides` are of where its data lie."""
         overwrite_args_by_name(self.checkpoint["cfg"], overrides)  # fairseq forgets them where it gets a state
-        models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(self.path)], state=self.checkpoint)
+        with _Unfilled() if self.generates else nullcontext():  # whose tensors must all be there
+            models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(self.path)], state=self.checkpoint)
         return models[0].eval(), cfg, task
 
     def build_anyway(self, data: Path | None) -> tuple[nn.Module, Any]:

@@ -13,7 +13,8 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 
 from helpers import ROOT
 from relpos_fairseq.lab.comparison import scores, statistics
-from relpos_fairseq.lab.comparison.scores import METRICS
+from relpos_fairseq.lab.comparison.scores import METRICS, pack
+from relpos_fairseq.lab.comparison.summary import by_length
 
 EXACT = METRICS["exact match"]
 
@@ -193,3 +194,17 @@ def test_within_a_seed():
     assert statistics.within(whole, drawn) == (1, 1)
     few, more = (np.repeat([[-1.0, 1.0]], [below, 100 - below], axis=1) for below in (2, 3))  # p .04 and .06
     assert statistics.within(np.ones(1), few) == (1, 0) and statistics.within(np.ones(1), more) == (0, 0)
+
+
+def test_scores_by_length():
+    """Of all sets together, the mean over seeds; a length is drawn where its examples are."""
+
+    def result(*rights: list[int]) -> dict:
+        sets = {
+            name: {"lengths": pack(lengths), "statistics": {"accuracy": pack(np.stack([right, right**0], 1))}}
+            for name, lengths, right in zip(("test", "long"), ([2, 2, 5], [5, 9]), map(np.array, rights), strict=True)
+        }
+        return {"sets": sets}
+
+    results = [result([1, 0, 1], [0, 1]), result([1, 1, 1], [1, 0])]
+    assert by_length(results, ("test", "long")) == [(2.0, 75.0), (5.0, 75.0), (9.0, 50.0)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 
 import pytest
+import torch
 
 from helpers.exported import write_checkpoint
+from relpos_fairseq.inference.checkpoints.hooks import from_pretrained
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 from relpos_fairseq.nn.packed import KINDS, QuantizedLinear
 
@@ -51,3 +53,8 @@ def test_the_hub_takes_integers(tmp_path):
     assert any(isinstance(part, QuantizedLinear) for part in hub.model.modules())
     filled = hub.fill_mask("the old <mask>", topk=1)
     assert len(filled) == 1
+
+
+def test_the_hub_takes_integers_of_our_models_alone(tmp_path):
+    with pytest.raises(ValueError, match="quantization='int8' is for models of relpos_fairseq"):
+        from_pretrained(lambda *_, **more: {"models": [torch.nn.Linear(2, 2)], **more}, tmp_path, quantization="int8")

@@ -71,6 +71,25 @@ def test_the_package_alone_loads_nothing() -> None:
     assert after("import relpos_fairseq")[0] == []
 
 
+METRICS = """
+import gc, sys
+import relpos_fairseq, fairseq
+assert gc.isenabled() and gc.get_freeze_count() == 0
+assert not {"sklearn", "sklearn.metrics", "scipy.stats"} & sys.modules.keys()
+from fairseq.criterions import sentence_prediction
+from fairseq.tasks import audio_classification
+from relpos_fairseq.criterions import sentence_prediction_glue
+assert sentence_prediction.f1_score([0, 1], [0, 1]) == 1.0
+assert audio_classification.sklearn_metrics.accuracy_score([0, 1], [0, 0]) == 0.5
+assert sentence_prediction_glue.pearsonr([1, 2, 3], [3, 2, 1]).statistic < -0.999
+"""
+
+
+def test_what_computes_metrics_is_imported_when_it_is_called() -> None:
+    """scikit-learn and SciPy, by tasks and criterions of fairseq's and ours; a host's collector stays as it was."""
+    after(METRICS)
+
+
 @pytest.mark.slow
 def test_pure_parts_load_torch_alone() -> None:
     """Every module of the pure parts in one process; then fairseq comes, and the plugin with it."""
