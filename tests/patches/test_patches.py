@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from argparse import Namespace
@@ -27,6 +28,8 @@ import relpos_fairseq  # noqa: F401
 from helpers import commands as cli
 from helpers.commands import relpos
 from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.nn.packed import BFloat16Linear
+from relpos_fairseq.patches import training
 from relpos_fairseq.patches.checkpoints import allow_checkpoint_types, load_or_explain, restore
 from relpos_fairseq.text.assets import read_text
 
@@ -423,3 +426,25 @@ def test_merges_with_a_byte_order_mark_are_the_same(tmp_path):
         (tmp_path / name).write_bytes(mark + b"#version: 0.2\na b</w>\n")
         made = encoders.build_bpe(Namespace(bpe="subword_nmt", bpe_codes=str(tmp_path / name), bpe_separator="@@"))
         assert made.encode("ab aab") == "ab a@@ ab"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, True),
+        ({"bf16": True}, False),
+        ({"cuda": True}, False),
+        ({"_name": "transformer"}, False),
+        ({"no": "x"}, False),
+    ],
+)
+def test_who_would_train_sooner_in_bf16_is_told(changed, said, caplog, monkeypatch):
+    """A model of ours in fp32 on a processor that multiplies bf16."""
+    monkeypatch.setattr(BFloat16Linear, "problem", lambda: changed.get("no"))
+    common = SimpleNamespace(fp16=False, bf16=changed.get("bf16", False))
+    model = SimpleNamespace(_name=changed.get("_name", "relpos_roberta_base"))
+    cfg = SimpleNamespace(common=common, model=model, optimizer="adam")
+    trainer = SimpleNamespace(cfg=cfg, cuda=changed.get("cuda", False), is_data_parallel_master=True)
+    with caplog.at_level(logging.INFO, training.__name__):
+        assert training.build_optimizer(lambda self: self, trainer) is trainer
+    assert said == ("--bf16 would train about twice as fast" in caplog.text)
