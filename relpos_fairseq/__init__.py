@@ -8,7 +8,7 @@ import gc
 import logging
 import sys
 from contextlib import contextmanager
-from importlib import abc, import_module, util
+from importlib import abc, import_module, machinery, util
 from types import ModuleType
 
 from relpos_fairseq.version import __version__
@@ -31,11 +31,7 @@ PUBLIC = {
 }
 __all__ = ["__version__", *PUBLIC]
 is_command = False  # whether this process runs `relpos` alone, and what it has imported stays
-METRICS = (
-    "sklearn",
-    "sklearn.metrics",
-    "scipy.stats",
-)  # of which fairseq's tasks and criterions, and ours, import functions
+METRICS = ("sklearn", "sklearn.metrics", "scipy.stats")  # whose functions tasks and criterions import
 
 
 def __getattr__(name: str) -> object:
@@ -101,10 +97,14 @@ class _Later(ModuleType):
 
 @contextmanager
 def _metrics_later():
-    """Let fairseq's import leave out what computes its metrics, a fifth of its time, until they are asked for."""
+    """Let a command's import of fairseq leave out what computes metrics, a fifth of its time, until it is asked for.
+
+    A host may import the same meanwhile: it gets the modules themselves.
+    """
     absent = [name for name in METRICS if name not in sys.modules and util.find_spec(name.partition(".")[0])]
-    later = {name: _Later(name) for name in absent}
+    later = {name: _Later(name) for name in absent * is_command}
     for name, module in later.items():
+        module.__spec__ = machinery.ModuleSpec(name, None)
         package, _, last = name.rpartition(".")
         if package in later:
             setattr(later[package], last, module)

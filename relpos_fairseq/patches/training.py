@@ -321,7 +321,7 @@ def build_optimizer(original, self):
     if scaled and not self.cuda:
         raise ValueError("--fp16 needs a GPU: on a CPU leave it out, or give --bf16")
     ours = str(getattr(self.cfg.model, "_name", "")).startswith("relpos_")
-    if ours and not self.cuda and not (common.fp16 or common.bf16) and self.is_data_parallel_master:
+    if ours and not (self.cuda or common.tpu or common.fp16 or common.bf16) and self.is_data_parallel_master:
         if BFloat16Linear.problem() is None:
             logger.info("this processor multiplies bf16: --bf16 would train about twice as fast (%s)", BF16)
     return original(self)

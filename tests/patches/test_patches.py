@@ -441,7 +441,7 @@ def test_merges_with_a_byte_order_mark_are_the_same(tmp_path):
 def test_who_would_train_sooner_in_bf16_is_told(changed, said, caplog, monkeypatch):
     """A model of ours in fp32 on a processor that multiplies bf16."""
     monkeypatch.setattr(BFloat16Linear, "problem", lambda: changed.get("no"))
-    common = SimpleNamespace(fp16=False, bf16=changed.get("bf16", False))
+    common = SimpleNamespace(fp16=False, bf16=changed.get("bf16", False), tpu=False)
     model = SimpleNamespace(_name=changed.get("_name", "relpos_roberta_base"))
     cfg = SimpleNamespace(common=common, model=model, optimizer="adam")
     trainer = SimpleNamespace(cfg=cfg, cuda=changed.get("cuda", False), is_data_parallel_master=True)

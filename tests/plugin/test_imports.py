@@ -73,9 +73,12 @@ def test_the_package_alone_loads_nothing() -> None:
 
 METRICS = """
 import gc, sys
-import relpos_fairseq, fairseq
-assert gc.isenabled() and gc.get_freeze_count() == 0
-assert not {"sklearn", "sklearn.metrics", "scipy.stats"} & sys.modules.keys()
+import relpos_fairseq
+relpos_fairseq.is_command = COMMAND
+import fairseq
+assert gc.isenabled() and (gc.get_freeze_count() > 0) == COMMAND
+for name in ("sklearn", "sklearn.metrics", "scipy.stats"):
+    assert (name in sys.modules) != COMMAND
 from fairseq.criterions import sentence_prediction
 from fairseq.tasks import audio_classification
 from relpos_fairseq.criterions import sentence_prediction_glue
@@ -85,9 +88,10 @@ assert sentence_prediction_glue.pearsonr([1, 2, 3], [3, 2, 1]).statistic < -0.99
 """
 
 
-def test_what_computes_metrics_is_imported_when_it_is_called() -> None:
-    """scikit-learn and SciPy, by tasks and criterions of fairseq's and ours; a host's collector stays as it was."""
-    after(METRICS)
+@pytest.mark.parametrize("command", [True, False])
+def test_a_command_imports_what_computes_metrics_when_it_is_called(command: bool) -> None:
+    """scikit-learn and SciPy, by tasks and criterions of fairseq's and ours; a host's process stays as it was."""
+    after(METRICS.replace("COMMAND", str(command)))
 
 
 @pytest.mark.slow
