@@ -102,9 +102,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if not {item.nodeid, item.nodeid.partition("::")[0]} & chosen]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if {item.nodeid, item.nodeid.partition("::")[0]} & chosen]
-    nightly = set() if FULL else set((ROOT / "tests" / "nightly.txt").read_text(encoding="utf-8").splitlines())
-    for item in items:
-        if not FULL and (item.nodeid in nightly or item.get_closest_marker("nightly")):
+    nightly = set((ROOT / "tests" / "nightly.txt").read_text(encoding="utf-8").splitlines())
+    for item in items if not FULL else ():
+        if item.nodeid in nightly or item.get_closest_marker("nightly"):
             item.add_marker(pytest.mark.skip(reason="runs each night: RELPOS_ONNX=full"))
     if hasattr(config, "workerinput"):
         rank = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}

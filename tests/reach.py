@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,16 @@ class Reach:
 
     def tests(self, contexts: set[str]) -> set[str]:
         """The tests that are one of the contexts, or have one of these fixtures."""
-        return {test for test, shared in self.fixtures.items() if test in contexts or shared & contexts}
+        return (contexts & self.fixtures.keys()).union(*(self._sharing.get(one, ()) for one in contexts))
+
+    @cached_property
+    def _sharing(self) -> dict[str, set[str]]:
+        """The tests that have each shared fixture."""
+        sharing: dict[str, set[str]] = {}
+        for test, fixtures in self.fixtures.items():
+            for fixture in fixtures:
+                sharing.setdefault(fixture, set()).add(test)
+        return sharing
 
 
 def parts(text: str) -> dict[str, tuple[str, list[int]]]:
@@ -292,18 +302,15 @@ def nightly(reach: Reach, planted: set[str]) -> list[str]:
         reach: what was recorded.
         planted: the tests of planted bugs; without `[...]`, all of a function.
     """
-    shared: dict[str, set[str]] = {}
     functions: dict[str, set[str]] = {}
-    for test, fixtures in reach.fixtures.items():
+    for test in reach.seconds:
         functions.setdefault(test.partition("[")[0], set()).add(test)
-        for fixture in fixtures:
-            shared.setdefault(fixture, set()).add(test)
     who: dict[frozenset[str], set[str]] = {}
     entered: dict[str, list[set[str]]] = {}
     for file in reach.files:
         for contexts in map(frozenset, reach.lines(file).values()):
             if contexts not in who:
-                who[contexts] = set().union(*(shared.get(one, {one} & reach.seconds.keys()) for one in contexts))
+                who[contexts] = reach.tests(set(contexts))
                 for test in who[contexts]:
                     entered.setdefault(test, []).append(who[contexts])
     stay = planted | {test.partition("[")[0] for test in reach.marked}

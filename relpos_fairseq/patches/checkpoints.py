@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import shutil
-import typing
 import zipfile
 from contextlib import nullcontext
 from copy import copy as shallow
@@ -40,7 +39,7 @@ except ImportError:  # numpy 1
 
 logger = logging.getLogger(__name__)
 PLAIN = (argparse.Namespace, int, dict, list, collections.defaultdict, _TensorPlaceholder)
-CONFIG = (DictConfig, ListConfig, ContainerMetadata, Metadata, AnyNode, typing.Any)
+CONFIG = (DictConfig, ListConfig, ContainerMetadata, Metadata, AnyNode, Any)
 NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")
 NUMPY = (np.ndarray, np.dtype, *(type(np.dtype(code)) for code in NUMBERS))
 OTHER_ROWS = re.compile(  # of embeddings of one width

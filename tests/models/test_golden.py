@@ -18,6 +18,7 @@ from torch import nn
 
 from helpers.commands import USER_DIR, call, command, load, losses
 from helpers.golden_models import CASES, KINDS, RESUMED, flags_of, outputs_of
+from relpos_fairseq.saved.model import SavedModel
 
 # The outputs are of order 1 to 10 and sums of some tens of products in fp32: processors that sum in
 # another order differ by some 1e-6.  A wrong row of a table, or a wrong scale, shows in the first
@@ -63,6 +64,20 @@ def test_checkpoint_gives_the_same_outputs(golden, case):
         [str(path)], arg_overrides={"data": str(data_of(golden, case))}
     )
     assert_outputs(golden, case, case, models[0])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_command_reads_every_number(golden, case, monkeypatch):
+    """Where a model that generates is not filled before it is read, nothing of it is what lay in memory: NaN here."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        model, _, _ = SavedModel.open(golden / f"{case}.pt").build({"data": str(data_of(golden, case))})
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        assert not value.isnan().any(), name
+    assert_outputs(golden, case, case, model)
 
 
 @pytest.mark.parametrize("case", HUBS)

@@ -30,6 +30,7 @@ RECIPES = sorted(
     path for path in ROOT.glob("examples/*/config/**/*.yaml") if "ot launched itself" not in path.read_text()
 )
 TINY = cli.CONFIGS / "tiny.yaml"
+SOME = RECIPES if FULL else sorted({TINY, *RECIPES[::9]})
 SWEEP = ("common.seed=1,2", "model.position_scheme=shaw,t5")
 JOBS = [[f"common.seed={seed}", f"model.position_scheme={scheme}"] for seed in (1, 2) for scheme in ("shaw", "t5")]
 
@@ -83,7 +84,7 @@ def hydra_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return run
 
 
-@pytest.mark.parametrize("path", RECIPES if FULL else [TINY, *RECIPES[::9]], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SOME, ids=lambda path: str(path.relative_to(ROOT / "examples")))
 def test_every_recipe_has_a_folder_for_each_job(path: Path, hydra_runs) -> None:
     """A run that is no job of a sweep, and a sweep of one, write where the recipe says."""
     cfg = recipes.composed(path.parent, path.stem, hydra=True)
