@@ -64,7 +64,7 @@ def mutants(file: str, text: str) -> Iterator[Mutant]:
         source = ast.unparse
         match node:
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                yield place(node, f"({source(left)} {OTHER[type(op)]} {source(right)})")
+                yield place(node, f"(({source(left)}) {OTHER[type(op)]} ({source(right)}))")
             case ast.BinOp(left=left, op=op, right=right) if type(op) in OTHER:
                 yield place(node, f"(({source(left)}) {OTHER[type(op)]} ({source(right)}))")
             case ast.BoolOp(op=op, values=values):
@@ -112,7 +112,8 @@ def tests_of(mutant: Mutant, reach: Reach) -> list[str]:
     reach.must_be_of(mutant.file, text)
     body = {line for _, lines in parts(text).values() for line in lines}
     if mutant.line in body:
-        contexts = reach.lines(mutant.file).get(_statement(text, mutant.line), set())
+        places = {mutant.line, _statement(text, mutant.line)}  # of a parenthesis that opens a line, the first is none
+        contexts = set().union(*(reach.lines(mutant.file).get(place, set()) for place in places))
     else:
         planted = text[: mutant.begin] + mutant.after + text[mutant.end :]
         sources = {_name(path): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}

@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -189,7 +189,8 @@ def parts(text: str) -> dict[str, tuple[str, list[int]]]:
             elif isinstance(node, ast.FunctionDef):
                 lines = list(range(node.body[0].lineno, node.end_lineno + 1))
                 node.body = node.body[ast.get_docstring(node) is not None :]
-                found[within + node.name] = ast.dump(node), lines
+                known = found.get(within + node.name, ("", []))  # a property's setter has its getter's name
+                found[within + node.name] = known[0] + ast.dump(node), known[1] + lines
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                     found[within + ast.unparse(target)] = ast.dump(node), []
@@ -247,7 +248,7 @@ def mentioning(words: set[str], texts: dict[str, str]) -> set[str]:
         mention = re.compile(rf"\b({'|'.join(map(re.escape, sorted(words)))})\b")
         more = {file for file, text in texts.items() if mention.search(text)} - found
         found |= more
-        words = {Path(file).stem for file in more if "/helpers/" in file}
+        words = {Path(file).stem for file in more if not Path(file).name.startswith("test_")}
     return found
 
 
@@ -293,29 +294,31 @@ def changed(ref: str) -> tuple[set[str], set[str]]:
     return chosen, files
 
 
-def nightly(reach: Reach, planted: set[str]) -> list[str]:
-    """Return the tests that the suite can leave for the night: what they enter, quicker ones enter too.
+def nightly(reach: Reach, planted: set[str], before: Set[str] = frozenset()) -> list[str]:
+    """Return the further tests that the suite can leave for the night: what they enter, quicker ones enter too.
 
     The slowest is left first.  One of each function stays, and all of functions that mark theirs or see a planted bug.
 
     Args:
         reach: what was recorded.
         planted: the tests of planted bugs; without `[...]`, all of a function.
+        before: the tests that are left already, as those are that are marked.
     """
+    running = reach.seconds.keys() - reach.marked - before
     functions: dict[str, set[str]] = {}
-    for test in reach.seconds:
+    for test in running:
         functions.setdefault(test.partition("[")[0], set()).add(test)
     who: dict[frozenset[str], set[str]] = {}
     entered: dict[str, list[set[str]]] = {}
     for file in reach.files:
         for contexts in map(frozenset, reach.lines(file).values()):
             if contexts not in who:
-                who[contexts] = reach.tests(set(contexts))
+                who[contexts] = reach.tests(set(contexts)) & running
                 for test in who[contexts]:
                     entered.setdefault(test, []).append(who[contexts])
     stay = planted | {test.partition("[")[0] for test in reach.marked}
     left: list[str] = []
-    for test in sorted(reach.seconds, key=lambda test: (-reach.seconds[test], test)):
+    for test in sorted(running, key=lambda test: (-reach.seconds[test], test)):
         if reach.seconds[test] < SLOW or test.startswith(UNSEEN):
             continue
         function = test.partition("[")[0]
@@ -332,14 +335,19 @@ def _within_functions(reach: Reach, file: str, text: str) -> list[set[str]]:
     return [lines.get(line, set()) for _, body in parts(text).values() for line in body]
 
 
-def write_nightly() -> int:
-    """Write the list of the tests that are left for the night: those that were, and are still there, and more."""
-    reach = Reach.read()
+def planted_tests() -> set[str]:
+    """The tests of the planted bugs; without `[...]`, all of a function."""
     rows = yaml.safe_load(_text(TESTS / "planted_bugs.yaml"))
-    tests = set(_text(NIGHTLY).splitlines()) & reach.seconds.keys()
-    tests |= {*nightly(reach, {f"tests/{test}" for row in rows for test in row["test"].split("\n")})}
+    return {f"tests/{test}" for row in rows for test in row["test"].split("\n")}
+
+
+def write_nightly() -> int:
+    """Write the list of the tests that are left for the night: those that were, but for planted bugs', and more."""
+    reach, planted = Reach.read(), planted_tests()
+    before = {test for test in _text(NIGHTLY).splitlines() if not {test, test.partition("[")[0]} & planted}
+    tests = before | {*nightly(reach, planted, before)}
     NIGHTLY.write_text("".join(f"{test}\n" for test in sorted(tests)), encoding="utf-8")
-    seconds = sum(reach.seconds[test] for test in tests)
+    seconds = sum(reach.seconds.get(test, 0) for test in tests)
     print(f"{len(tests)} of {len(reach.seconds)} tests, {seconds:.0f} of {sum(reach.seconds.values()):.0f} s")
     return 0
 
@@ -351,9 +359,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=FOLDER / "changed", help="file of names (default: %(default)s)")
     parser.add_argument("--nightly", action="store_true", help=f"write {NIGHTLY.name} instead")
     given = parser.parse_args()
-    if given.nightly:
-        return write_nightly()
     try:
+        if given.nightly:
+            return write_nightly()
         tests, files = changed(given.ref or "HEAD")
     except FileNotFoundError as error:
         print(error, file=sys.stderr)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import mutants
-from reach import NIGHTLY, ROOT, Reach, entered_by, nightly
+from reach import NIGHTLY, ROOT, Reach, entered_by, nightly, parts, planted_tests
 
 FILE, OTHER = "relpos_fairseq/a.py", "relpos_fairseq/b.py"
 TEXT = """
@@ -78,12 +78,29 @@ def test_the_night_takes_what_others_enter() -> None:
     reach = Reach(seconds, {"e[marked]"}, {row: {"shared"} if row in ("c", "b[slow]") else set() for row in rows})
     reach.files, reach._lines = {FILE: ""}, {FILE: lines}
     assert nightly(reach, {"d[planted]"}) == ["a[slow]", "b[slow]", "d[other]", "f[slow]"]
+    assert nightly(reach, {"d[planted]"}, {"b[quick]", "f[quick]"}) == ["a[slow]", "d[other]"]
+    reach._lines[FILE][5] = {"a[slow]", "e[marked]"}  # which is marked, and enters it at night
+    assert nightly(reach, {"d[planted]"}) == ["b[slow]", "d[other]", "f[slow]"]
+
+
+def test_a_setter_has_its_getters_name() -> None:
+    """A change of either is one of both."""
+    text = "class A:\n    @property\n    def x(self):\n        return 1\n"
+    text += "    @x.setter\n    def x(self, to):\n        pass\n"
+    assert parts(text)["A.x"][1] == [4, 7]
+    assert parts(text)["A.x"][0] != parts(text.replace("1", "2"))["A.x"][0]
 
 
 def test_what_is_left_for_the_night_is_there() -> None:
     """A test that was renamed runs in the suite again, and its old name goes."""
     for file, names in re.findall(r"^(\S+?)((?:::[^\[\n]+)+)", NIGHTLY.read_text(encoding="utf-8"), re.MULTILINE):
         assert f"def {names.rpartition('::')[2]}(" in (ROOT / file).read_text(encoding="utf-8"), (file, names)
+
+
+def test_no_planted_bug_is_left_for_the_night() -> None:
+    """Its test sees it in the suite."""
+    listed = NIGHTLY.read_text(encoding="utf-8").splitlines()
+    assert not [test for test in listed if {test, test.partition("[")[0]} & planted_tests()]
 
 
 def test_mutants_are_other_programs() -> None:
@@ -94,7 +111,7 @@ def test_mutants_are_other_programs() -> None:
         "1 -> 2",
         "a < b and not c -> (not (a < b and (not c)))",
         "a < b and not c -> ((a < b) or (not c))",
-        "a < b -> (a <= b)",
+        "a < b -> ((a) <= (b))",
         "not c -> bool(c)",
         "'ä' + f'{e + 1}' * 2.0 -> (('ä') - (f'{e + 1}' * 2.0))",
         "f'{e + 1}' * 2.0 -> ((f'{e + 1}') / (2.0))",

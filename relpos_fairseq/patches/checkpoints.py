@@ -83,7 +83,7 @@ def read_whole(original, path, *args, mapped=False, **kwargs):
 
 
 def _map(path) -> dict[str, Any]:
-    """As fairseq's `load_checkpoint_to_cpu`, which gives torch an open file: that cannot be mapped."""
+    """Return a checkpoint as fairseq's `load_checkpoint_to_cpu`, with tensors mapped: an open file's cannot be."""
     state = load(path, mapped=True)
     if state.get("cfg") is not None:
         state["cfg"] = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
