@@ -210,22 +210,29 @@ def beats_sdpa_on_step(inputs: AttentionInputs, backend: str) -> bool:
     return exact and rows * heads * keys >= CROSSOVER_STEP_KEYS[backend] and not torch.is_grad_enabled()
 
 
-def reads_key_rows(inputs: AttentionInputs, backend: str) -> bool:
-    """Return whether a backend reads a step's keys where `key_rows` says, instead of gathering them."""
-    return backend == "auto" and _is_native_step(inputs, False) and native.step.reads_key_rows(inputs)
+def reads_key_rows(inputs: AttentionInputs, backend: str, with_layer: bool = False) -> bool:
+    """Return whether a backend reads a step's keys where `key_rows` says, instead of gathering them.
+
+    Args:
+        inputs: of the step.
+        backend: its name, or auto.
+        with_layer: the kernel in C would evaluate the layer around it too, which SDPA cannot.
+    """
+    return backend == "auto" and _is_native_step(inputs, False, with_layer) and native.step.reads_key_rows(inputs)
 
 
 def _has_terms(inputs: AttentionInputs) -> bool:
     return any(term.present for term in inputs.terms)
 
 
-def _is_native_step(inputs: AttentionInputs, need_weights: bool) -> bool:
+def _is_native_step(inputs: AttentionInputs, need_weights: bool, with_layer: bool = False) -> bool:
     """Return whether a call is a step of decoding that `auto` gives to the kernel in C."""
     if need_weights or not inputs.positions.is_step or inputs.q.device.type != "cpu":
         return False
     if is_exported() or is_transformed():
         return False
-    return (_has_terms(inputs) or beats_sdpa_on_step(inputs, "native")) and native.serves_step(inputs)
+    is_faster = with_layer or _has_terms(inputs) or beats_sdpa_on_step(inputs, "native")
+    return is_faster and native.serves_step(inputs)
 
 
 def _is_one_slice(inputs: AttentionInputs) -> bool:

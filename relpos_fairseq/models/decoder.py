@@ -84,7 +84,7 @@ class RelPosDecoder(PositionedStack, TransformerDecoderBase):
         beams = self._equal_rows(prev_output_tokens, encoder_out, incremental_state)
         if beams == 1:
             return super().forward(prev_output_tokens, encoder_out, incremental_state, **more)
-        enc, padding, sources = _encoder_parts(encoder_out)
+        enc, padding, sources = encoder_parts(encoder_out)
         one = {"encoder_out": [enc[:, ::beams]], "sources": [sources[::beams]]}
         one |= {} if padding is None else {"encoder_padding_mask": [padding[::beams]]}
         x, extra = super().forward(prev_output_tokens[::beams], one, incremental_state, **more)
@@ -98,7 +98,7 @@ class RelPosDecoder(PositionedStack, TransformerDecoderBase):
 
     def _equal_rows(self, tokens: Tensor, encoder_out: dict | None, state: dict | None) -> int:
         """Return how many successive rows of a first step are equal, in source and tokens; 1: it is no such step."""
-        sources = _encoder_parts(encoder_out)[2]
+        sources = encoder_parts(encoder_out)[2]
         if state is None or SOURCES in state or sources is None or torch.is_grad_enabled() or is_captured():
             return 1
         if any(part.training or getattr(part, "apply_during_inference", False) for part in self.modules()):
@@ -119,10 +119,10 @@ class RelPosDecoder(PositionedStack, TransformerDecoderBase):
         """Return features (B, T, E) of tokens (B, T), as fairseq does; in decoding, of those that are not cached."""
         if alignment_layer is None:
             alignment_layer = self.num_layers - 1
-        enc, enc_padding, sources = _encoder_parts(encoder_out)
+        enc, enc_padding, sources = encoder_parts(encoder_out)
         if incremental_state is not None:
             incremental_state[SOURCES] = sources
-        added, context = self._place(prev_output_tokens, incremental_state)
+        added, context = self.place(prev_output_tokens, incremental_state)
         if full_context_alignment:
             context = replace(context, causal=False)
         tokens = prev_output_tokens[:, context.positions.query_start :]
@@ -163,7 +163,7 @@ class RelPosDecoder(PositionedStack, TransformerDecoderBase):
             if layer.encoder_attn is not None:
                 regrouped = layer.encoder_attn.reorder(incremental_state, new_order, regrouped)
 
-    def _place(self, tokens: Tensor, incremental_state: dict | None) -> tuple[Tensor | None, PositionContext]:
+    def place(self, tokens: Tensor, incremental_state: dict | None) -> tuple[Tensor | None, PositionContext]:
         """Evaluate the positions of all tokens; queries are all tokens, or in incremental decoding those not cached."""
         ids = (self.padding_idx, self.eos_idx)
         if incremental_state is None:
@@ -188,7 +188,7 @@ class RelPosDecoder(PositionedStack, TransformerDecoderBase):
         return self.dropout_module(x)
 
 
-def _encoder_parts(encoder_out: dict[str, list[Tensor]] | None) -> tuple:
+def encoder_parts(encoder_out: dict[str, list[Tensor]] | None) -> tuple:
     """Return the encoder's output, its padding mask and the number of each row's source; each is None if missing."""
     parts = []
     for key in ("encoder_out", "encoder_padding_mask", "sources"):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from relpos_fairseq.attention.native import layer as kernel
+from relpos_fairseq.attention.native.step import StepCall
 from relpos_fairseq.core.placement import PositionContext
 from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.nn.packed import for_kernel, is_hooked, is_plain, product_for_kernel
@@ -65,7 +66,7 @@ class LayerStep:
             all(getattr(layer, name) is None for name in CHANGES)
             and layer.activation_fn in (torch.relu, nn.functional.relu)
             and not layer.cross_self_attention
-            and all(map(_is_affine, norms))
+            and all(map(is_affine, norms))
             and not any(map(is_hooked, (*norms, *others)))
             and not _has_any_global_hook()
         )
@@ -105,15 +106,14 @@ class LayerStep:
             encoder_padding: (B, S) or None.
             state: the sequence's, as fairseq keeps it.
         """
-        layer, cross = self.layer, None
+        layer = self.layer
         cache = layer.self_attn.cache(state)
         form = self._form_for(x, cache)
         if form is None:
             return None
-        if encoder_out is not None and layer.encoder_attn is not None:
-            cross = layer.encoder_attn.step_call(x, encoder_out, encoder_padding, state)
-            if cross is None:
-                return None
+        cross, serves = self._cross(x, encoder_out, encoder_padding, state)
+        if not serves:
+            return None
         call = layer.self_attn.step_call(x, context, new_padding, cache) if form.attends else None
         if call is not None:
             attention: Any = call[0]  # `call` holds its tensors
@@ -121,6 +121,48 @@ class LayerStep:
             query = layer.self_attn_layer_norm(x) if layer.normalize_before else x
             attention = layer.self_attn.heads(query, context, new_padding, cache)[0]
         return kernel.layer(form.call, x.reshape(-1, x.size(-1)).contiguous(), attention, cross).view(x.shape)
+
+    def _cross(
+        self, x: Tensor, encoder_out: Tensor | None, encoder_padding: Tensor | None, state: dict
+    ) -> tuple[StepCall | None, bool]:
+        """Return the kernel's arguments of attention to the source, None without any, and whether it serves."""
+        attention = self.layer.encoder_attn
+        if encoder_out is None or attention is None:
+            return None, True
+        call = attention.step_call(x, encoder_out, encoder_padding, state)
+        return call, call is not None
+
+    def serves_until(
+        self,
+        x: Tensor,
+        context: PositionContext,
+        encoder_out: Tensor | None,
+        encoder_padding: Tensor | None,
+        state: dict,
+    ) -> int:
+        """Return up to how many keys `prepared` serves steps, the coming one first, or 0; the arguments are its own."""
+        cache = self.layer.self_attn.cache(state)
+        form = self._form_for(x, cache)
+        if form is None or not form.attends or not self._cross(x, encoder_out, encoder_padding, state)[1]:
+            return 0
+        return self.layer.self_attn.serves_until(x, context, cache)
+
+    def prepared(
+        self,
+        x: Tensor,
+        context: PositionContext,
+        encoder_out: Tensor | None,
+        encoder_padding: Tensor | None,
+        state: dict,
+    ) -> tuple[kernel.LayerCall, Any]:
+        """Return the kernel's arguments for the coming step without input and output, and what must outlive them.
+
+        The arguments are those of a call, where `serves_until` is not 0.
+        """
+        cache = self.layer.self_attn.cache(state)
+        attention, kept = self.layer.self_attn.step_call(x, context, None, cache)
+        cross, _ = self._cross(x, encoder_out, encoder_padding, state)
+        return kernel.prepared(cache.form.call, x.size(1), attention, cross), (attention, kept, cross)
 
     def _current(self) -> Form | None:
         """Return the kernel's arguments for the weights as they are now, or None if it does not read them."""
@@ -155,7 +197,7 @@ def _child(module: nn.Module, name: str) -> Any:
     return module._modules[name]  # an attribute is found more slowly
 
 
-def _is_affine(norm: nn.Module) -> bool:
+def is_affine(norm: nn.Module) -> bool:
     """Return whether a norm is torch's, over the last dimension, with a weight and a bias in fp32."""
     if type(norm) is not nn.LayerNorm or len(norm.normalized_shape) != 1 or norm.bias is None:
         return False

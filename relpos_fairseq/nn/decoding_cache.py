@@ -58,6 +58,13 @@ class DecodingCache:
             return len(self.places)
         return next((buffer.size(0) for buffer in self._buffers.values()), None)
 
+    def key_rows(self) -> Tensor:
+        """Return the row of the buffers in which each slot of each row lies: (B, length)."""
+        if self.places is not None:
+            return self.places
+        rows = next(iter(self._buffers.values())).size(0)
+        return torch.arange(rows)[:, None].expand(-1, self.length)
+
     def buffers(self) -> dict[str, Tensor]:
         """Return the buffers by name: (B, H, capacity, ...) each, whose slots from `length` on hold nothing."""
         self._gather()
@@ -107,6 +114,11 @@ class DecodingCache:
                 buffer.narrow(2, first, count).copy_(fresh)
             self._with_products = stop - coming
         return buffer.narrow(2, 0, stop)
+
+    def begin(self, like: dict[str, Tensor]) -> None:
+        """Make room in an empty cache for tensors like those of a token, (B, H, 1, ...) each by name."""
+        for name, part in like.items():
+            self._with_room(name, part, 1)
 
     def append(self, new: dict[str, Any], padding: Tensor | None) -> dict[str, Any]:
         """Append the keys, values and so on of new tokens.
@@ -193,11 +205,7 @@ class DecodingCache:
         if self.padding is not None:
             self.padding = self.padding.index_select(0, order)
         if self._buffers and self.is_read_by_rows and not torch.is_grad_enabled():
-            places = self.places
-            if places is None:
-                rows = next(iter(self._buffers.values())).size(0)
-                places = torch.arange(rows)[:, None].expand(-1, self.length)
-            self.places = places.index_select(0, order)
+            self.places = self.key_rows().index_select(0, order)
             return
         self._gather()
         for name, buffer in self._buffers.items():

@@ -13,6 +13,7 @@ from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention.api import reads_key_rows, refuse_terms
 from relpos_fairseq.attention.native import step
 from relpos_fairseq.attention.native.step import StepCall
+from relpos_fairseq.attention.step import StepTables
 from relpos_fairseq.core.calls import layer_call, layer_terms, rotated
 from relpos_fairseq.core.placement import Placement, PositionContext, SchemeStack, decay_of
 from relpos_fairseq.core.terms import PositionTerms
@@ -125,18 +126,11 @@ class SelfAttention(nn.Module):
             new_padding: (B, 1) or None.
             cache: of the steps before.
         """
-        if not cache.is_read_by_rows or cache.kept != {"key": query.dtype, "value": query.dtype}:
-            return None
-        if cache.padding is not None or new_padding is not None:
-            return None
         context = context.of_layer(self.position.layer)
-        if any(part is not None for part in (context.rotation, context.memory, context.window, context.documents)):
+        served = self._served(query, context, new_padding, cache)
+        if served is None:
             return None
-        positions = context.positions
-        terms = context.shared + cache.position.evaluate(self.position, positions).terms
-        tables = cache.tables(terms, positions, query, self.scale)
-        if tables is None or tables is not cache.decided_by or not tables.hold_all(terms):
-            return None
+        (terms, tables), positions = served, context.positions
         _check_cached(cache.length + 1, positions.src_len)
         keys = cache.reserve(query.size(1))
         rows = cache.places
@@ -153,6 +147,40 @@ class SelfAttention(nn.Module):
             key_rows=torch.arange(query.size(1))[:, None] if rows is None else rows,
         )
         return step.arguments(inputs)
+
+    def serves_until(self, query: Tensor, context: PositionContext, cache: DecodingCache) -> int:
+        """Return up to how many keys the arguments of `step_call` differ in that number and the last key alone, or 0.
+
+        The arguments are those of `step_call`, without padding.
+        """
+        served = self._served(query, context.of_layer(self.position.layer), None, cache)
+        if served is None or served[1].products or any(scheme.by_length for scheme in self.position):
+            return 0
+        tables = served[1]
+        return min([tables.length, *(keys.size(1) for _, keys in tables.factors)])
+
+    def _served(
+        self, query: Tensor, context: PositionContext, new_padding: Tensor | None, cache: DecodingCache
+    ) -> tuple[tuple[PositionTerms, ...], StepTables] | None:
+        """Return the terms and tables of a step that `step_call` serves, or None; its context is the layer's own."""
+        if cache.padding is not None or new_padding is not None:
+            return None
+        if any(part is not None for part in (context.rotation, context.memory, context.window, context.documents)):
+            return None
+        like = query.new_empty(self.head_dim).expand(query.size(1), self.num_heads, 1, -1)
+        if not cache.kept and self.position.gates(query, None)["log_gates"] is None:
+            cache.begin({"key": like, "value": like})
+        if cache.kept != {"key": query.dtype, "value": query.dtype}:
+            return None
+        terms = context.shared + cache.position.evaluate(self.position, context.positions).terms
+        tables = cache.tables(terms, context.positions, query, self.scale)
+        if tables is None or not tables.hold_all(terms):
+            return None
+        if tables is not cache.decided_by:
+            keys = like.expand(-1, -1, context.positions.src_len, -1)
+            step = AttentionInputs(like, keys, keys, terms, context.positions, self.scale, step_tables=tables)
+            cache.decided_by, cache.is_read_by_rows = tables, reads_key_rows(step, self.backend, with_layer=True)
+        return (terms, tables) if cache.is_read_by_rows else None
 
     def _inputs(self, query: Tensor, context: PositionContext, key_padding: Tensor | None) -> AttentionInputs:
         """Project (T, B, E) and return the inputs of attention, with shared and own terms."""

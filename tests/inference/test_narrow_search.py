@@ -51,13 +51,13 @@ def sample_of(rows: int) -> dict:
     return {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(1)}}
 
 
-def assert_alike(found: list, expected: list) -> None:
+def assert_alike(found: list, expected: list, tolerance: float = 2e-5) -> None:
     """The same hypotheses, in one order, with the same numbers."""
     for ours, theirs in zip(found, expected, strict=True):
         assert [one["tokens"].tolist() for one in ours] == [one["tokens"].tolist() for one in theirs]
         for one, other in zip(ours, theirs, strict=True):
             for part in PARTS:
-                torch.testing.assert_close(one[part], other[part], rtol=0, atol=2e-5)
+                torch.testing.assert_close(one[part], other[part], rtol=0, atol=tolerance)
 
 
 OPTIONS = st.fixed_dictionaries(

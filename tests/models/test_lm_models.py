@@ -120,7 +120,7 @@ def test_each_layer_is_that_of_its_own_scheme(scheme: str) -> None:
                     parameter.copy_(saved[f"{shared}{names.index(member)}.{rest}"])
                 elif f"layers.{layer}." in name or ".layers." not in name:
                     parameter.copy_(saved[name])
-        _, context = alone.decoder._place(tokens, None)
+        _, context = alone.decoder.place(tokens, None)
         out, _, _ = alone.decoder.layers[layer](states[layer], self_attn_mask=context)
         torch.testing.assert_close(states[layer + 1], out, **EXACT)
 

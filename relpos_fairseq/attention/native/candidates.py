@@ -49,6 +49,16 @@ def candidates(
         ValueError: the vocabulary has fewer units, none of the others is asked for, or x is not the projection's.
         MemoryError: there is none for some rows' logits.
     """
+    call, log_probs, units = form_candidates(x, first, best, temperature, projection)
+    if build.entry(x.dtype, "relpos_candidates", CandidatesCall)(call):
+        raise MemoryError(f"a search has no memory for the logits of {len(x)} hypotheses")
+    return log_probs, units
+
+
+def form_candidates(
+    x: Tensor, first: int, best: int, temperature: float, projection: Packed | None
+) -> tuple[CandidatesCall, Tensor, Tensor]:
+    """Return the kernel's arguments for `candidates`, and the room for its two results; they raise the same."""
     rows, vocabulary = len(x), x.size(1) if projection is None else projection.outputs
     if first < 0 or best < 1 or first + best > vocabulary:
         raise ValueError(f"{first} first and {best} best candidates of a vocabulary of {vocabulary} units")
@@ -70,6 +80,4 @@ def candidates(
     )
     if projection is not None:
         call.linear, call.is_formed = projection.arg, 1
-    if build.entry(x.dtype, "relpos_candidates", CandidatesCall)(call):
-        raise MemoryError(f"a search has no memory for the logits of {rows} hypotheses")
-    return log_probs, units
+    return call, log_probs, units

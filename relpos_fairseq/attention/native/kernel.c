@@ -11,7 +11,7 @@
 #endif
 
 #include "backward.h"
-#include "candidates.h"
+#include "search.h"
 
 /* A thread keeps its buffers between calls, so that the system need not map their pages again; large ones are freed,
  * since a call that needs them takes long anyway. */
@@ -246,6 +246,43 @@ int relpos_layer(const LayerCall *call)
     return each_part(layer_rows, call, call->rows, call->threads, layer_buffers_size(call));
 }
 
+/* Find the candidates of a step, of which `begun` was the first that was evaluated here.  Return 1 if memory is lacking. */
+static int search_step(SearchCall *call, int64_t begun)
+{
+    real *x = call->x, *y = call->y;
+    embed_last(call, begun);
+    for (int64_t i = 0; i < call->num_layers; i++) {
+        LayerCall layer = call->layers[i];
+        layer.residual = x;
+        layer.out = y;
+        if (relpos_layer(&layer))
+            return 1;
+        y = x, x = layer.out;
+    }
+    if (call->final_norm.weight)
+        normalize_rows(&call->final_norm, x, x, call->beam, call->channels);
+    call->candidates.x = x;
+    return relpos_candidates(&call->candidates);
+}
+
+/* Choose the hypotheses of one step whose candidates are there; or evaluate steps until the sentence has its
+ * hypotheses, or up to `stop` (search.h). */
+int relpos_search(SearchCall *call)
+{
+    int64_t begun = call->step;
+    for (;;) {
+        if (call->num_layers && search_step(call, begun))
+            return LACKS_MEMORY;
+        int state = choose(call);
+        call->step++;
+        if (call->num_layers)
+            place_keys(call, begun);
+        if (state != GOES_ON || !call->num_layers || call->step == call->stop)
+            return state;
+        advance(call);
+    }
+}
+
 int relpos_groups(const Call *call)
 {
     int64_t size = rows_per_group(call);
@@ -262,3 +299,4 @@ SIZE_OF(step, sizeof(StepCall) + sizeof(StepTables))
 SIZE_OF(candidates, sizeof(CandidatesCall))
 SIZE_OF(linear, sizeof(LinearCall))
 SIZE_OF(layer, sizeof(LayerCall))
+SIZE_OF(search, sizeof(SearchCall))

@@ -198,19 +198,24 @@ def layer(form: LayerCall, x: Tensor, attention: Tensor | StepCall, cross: StepC
             f"take a fresh incremental state where the type of a model changes"
         )
     out = x.new_empty(x.shape)
-    call = LayerCall.from_buffer_copy(form)
-    call.rows = len(x)
-    call.threads = build.threads_for(len(x) * form.inner.inputs * form.inner.outputs, WORK_OF_A_THREAD)
+    is_step = isinstance(attention, StepCall)
+    call = prepared(form, len(x), attention if is_step else None, cross)
     call.residual, call.out = x.data_ptr(), out.data_ptr()
-    if isinstance(attention, StepCall):
-        call.attention = ctypes.addressof(attention)
-    else:
+    if not is_step:
         call.attended = attention.data_ptr()
-    if cross is not None:
-        call.cross = ctypes.addressof(cross)
     if build.entry(x.dtype, "relpos_layer", LayerCall)(call):
         raise MemoryError(f"a decoder's layer has no memory for {len(x)} rows of {form.inner.outputs} numbers")
     return out
+
+
+def prepared(form: LayerCall, rows: int, attention: StepCall | None, cross: StepCall | None) -> LayerCall:
+    """Return a layer's arguments for a step of so many rows, but for its input and output."""
+    call = LayerCall.from_buffer_copy(form)
+    call.rows = rows
+    call.threads = build.threads_for(rows * form.inner.inputs * form.inner.outputs, WORK_OF_A_THREAD)
+    call.attention = None if attention is None else ctypes.addressof(attention)
+    call.cross = None if cross is None else ctypes.addressof(cross)
+    return call
 
 
 def norm_arg(norm: nn.LayerNorm) -> NormArg:

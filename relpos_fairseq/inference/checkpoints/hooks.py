@@ -27,6 +27,7 @@ from torch import Tensor
 
 from relpos_fairseq.core.config import help_text
 from relpos_fairseq.core.placement import Placement, generation_of
+from relpos_fairseq.inference.checkpoints import sentence_search
 from relpos_fairseq.inference.checkpoints.narrow_search import narrowed
 from relpos_fairseq.inference.model_card import write_card
 from relpos_fairseq.io.errors import UserError
@@ -136,13 +137,16 @@ def from_pretrained(
     return found
 
 
-def search(original, self, sample, prefix_tokens=None, **kwargs):
+def search(original, self, sample, prefix_tokens=None, constraints=None, bos_token=None):
     """Tell decoders the longest sequence that the search may write, for rotations scaled by length.
 
-    fairseq's beam search reads our models' candidates alone.
+    fairseq's beam search reads our models' candidates alone; that of one sentence is the kernel's.
     """
     with generation_of(_longest(self, sample)):
-        return training.generate(original, narrowed(self, prefix_tokens), sample, prefix_tokens, **kwargs)
+        generator = narrowed(self, prefix_tokens)
+        if sentence_search.serves(generator, sample, constraints):
+            return sentence_search.search(generator, sample, bos_token)
+        return training.generate(original, generator, sample, prefix_tokens, constraints, bos_token)
 
 
 def align(original, self, models, sample, **kwargs):

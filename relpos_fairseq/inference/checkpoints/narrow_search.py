@@ -19,7 +19,9 @@ from fairseq.sequence_generator import EnsembleModel, SequenceGenerator
 from torch import Tensor
 
 from relpos_fairseq.attention.native.candidates import candidates, serves
+from relpos_fairseq.attention.native.search import Steps
 from relpos_fairseq.models.decoder import RelPosDecoder
+from relpos_fairseq.models.prepared_steps import prepared_steps
 from relpos_fairseq.nn.packed import for_kernel, is_plain
 
 NO_LAYER = -1  # whose attention over the source is kept
@@ -111,6 +113,13 @@ class ColumnModel(EnsembleModel):
         if not self._begun or not encoder_outs:
             return super().reorder_encoder_out(encoder_outs, new_order)
         return [self.single_model.encoder.reorder_encoder_out(encoder_outs[0], new_order, cached=True)]
+
+    def prepared(
+        self, tokens: Tensor, encoder_outs: list, states: list[dict], temperature: float, most: int
+    ) -> Steps | None:
+        """Return the steps from the one that reads the last of `tokens` on; None: it is `forward_decoder`'s."""
+        encoder_out = encoder_outs[0] if encoder_outs else None
+        return prepared_steps(self.single_model.decoder, tokens, encoder_out, states[0], temperature, most)
 
     def forward_decoder(
         self, tokens: Tensor, encoder_outs: list, incremental_states: list[dict], temperature: float = 1.0
