@@ -194,7 +194,7 @@ def _costliest_kind(inputs: AttentionInputs) -> str:
     """Return which kind of term in a call costs the most time: vectors, factors, scalars, or nothing without terms."""
     found = "nothing"
     for term in inputs.terms:
-        if term.has_vectors:
+        if term.has_vectors or (term.decay is not None and not inputs.causal):  # of few tokens the kernel serves both
             return "vectors"
         if term.static_factors is not None or term.decay is not None or isinstance(term.relation, Segments):
             found = "factors"

@@ -156,6 +156,7 @@ def test_auto_gathers_for_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         ("m2", {"causal": True}, 64),
         ("m2", {"dropout": 0.1}, 64),
         ("tupe", {}, 256),
+        ("fox", {}, 2),
         ("fox", {"causal": True}, 96),
         ("none", {}, 128),
         ("none", {"dropout": 0.1}, 48),
