@@ -49,7 +49,7 @@ class Case:
 
     @property
     def gated(self) -> bool:
-        """Whether it has gates, which the kernels serve in causal calls alone."""
+        """Whether it has gates, which Triton serves in causal calls alone."""
         own = PositionScheme.log_gates
         return any(scheme_class(name).log_gates is not own for name in self.scheme.split("+"))
 

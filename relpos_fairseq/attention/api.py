@@ -26,6 +26,7 @@ from torch import Tensor
 
 from relpos_fairseq.attention import blocked, native, reference, sdpa, triton
 from relpos_fairseq.attention.inputs import AttentionInputs
+from relpos_fairseq.attention.step import supports_step
 from relpos_fairseq.core.positions import is_captured, is_exported, is_transformed
 from relpos_fairseq.core.relations import Segments
 
@@ -194,7 +195,7 @@ def _costliest_kind(inputs: AttentionInputs) -> str:
     """Return which kind of term in a call costs the most time: vectors, factors, scalars, or nothing without terms."""
     found = "nothing"
     for term in inputs.terms:
-        if term.has_vectors:
+        if term.has_vectors or (term.decay is not None and not inputs.causal):  # of few tokens the kernel serves both
             return "vectors"
         if term.static_factors is not None or term.decay is not None or isinstance(term.relation, Segments):
             found = "factors"
@@ -237,7 +238,7 @@ def _is_native_step(inputs: AttentionInputs, need_weights: bool, with_layer: boo
 
 def _is_one_slice(inputs: AttentionInputs) -> bool:
     """Return whether the reference replaces blocked: one slice would hold all queries, or the call is traced."""
-    if inputs.positions.is_step or on_gpu(inputs) or _is_trilinear(inputs):
+    if supports_step(inputs.terms, inputs.positions) or on_gpu(inputs) or _is_trilinear(inputs):
         return False
     if is_captured():
         return True  # the backward pass of slices would break the graph

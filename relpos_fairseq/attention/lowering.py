@@ -39,7 +39,7 @@ def why_not_lowered(inputs: AttentionInputs) -> str | None:
     - Content of another width than the queries and keys that vectors are multiplied with.
     - Contextual positions: each needs the logits of all keys after it.
     - Mixed heads: a kernel has one head's logits at a time.
-    - Decays without a causal mask: the sums of one side are no factors.
+    - Several decays without a causal mask.
     - Several product terms, or several trilinear ones: a kernel multiplies or replaces content once.
     - Resets of several first tokens: a kernel replaces one row and one column.
     - Dense biases, which are no function of the distance.
@@ -49,17 +49,16 @@ def why_not_lowered(inputs: AttentionInputs) -> str | None:
     width, content = inputs.q.size(-1), inputs.q if inputs.content_q is None else inputs.content_q
     if content.size(-1) != width and any(term.uses_unrotated_qk for term in inputs.terms):
         return f"content of {content.size(-1)} channels beside vectors of {width}"
-    products = trilinear = 0
+    products = trilinear = decays = 0
     reset = None
     for term in inputs.terms:
         if term.contextual is not None:
             return "contextual positions, which need all logits of a row first"
         if term.mixing is not None:
             return "logits that are mixed over heads"
-        if term.decay is not None and not inputs.causal:
-            return "decay on both sides of a query"
         products += term.product
         trilinear += term.trilinear is not None
+        decays += term.decay is not None and not inputs.causal
         if term.reset is not None:
             first = term.reset.first
             if reset is not None and first is not reset:
@@ -77,7 +76,7 @@ def why_not_lowered(inputs: AttentionInputs) -> str | None:
         odd = [name for name in term.present if name not in ("static", "reset")]
         if odd or not is_segments(term):
             return f"{' and '.join(odd) or 'static'} over {term.relation}"
-    for name, count in (("product", products), ("trilinear", trilinear)):
+    for name, count in (("product", products), ("trilinear", trilinear), ("decay", decays)):
         if count > 1:
             return f"{count} {name} terms"
     return None
@@ -226,7 +225,7 @@ def factors_of(term: PositionTerms, inputs: AttentionInputs, dtype: torch.dtype)
     pairs = [] if term.static_factors is None else [term.static_factors]
     if isinstance(term.relation, Segments) and term.static is not None:
         pairs.append(_segment_factors(term.static, term.relation.count, inputs))
-    if term.decay is not None:
+    if term.decay is not None and inputs.causal:
         pairs.append(_decay_factors(term.decay, inputs, dtype))
     return [(of_queries.to(dtype), of_keys.to(dtype)) for of_queries, of_keys in pairs]
 
@@ -265,6 +264,13 @@ def _decay_factors(decay: Decay, inputs: AttentionInputs, dtype: torch.dtype) ->
         weight = decay.weight.to(dtype)
         of_query = torch.cat([split(decay.past * weight), weight[..., None] * one], dim=-1)
     return inputs.positions.query_rows(of_query, axis=2), torch.cat([one, -of_key], dim=-1)
+
+
+def _decay_rows(decay: Decay, dtype: torch.dtype) -> Tensor:
+    """Return past, future and weight of a decay, by slot: (B|1, H|1, 3, S)."""
+    future = torch.zeros_like(decay.past) if decay.future is None else decay.future
+    weight = torch.ones_like(decay.past) if decay.weight is None else decay.weight
+    return torch.stack(torch.broadcast_tensors(*(x.to(dtype) for x in (decay.past, future, weight))), dim=2)
 
 
 def _segment_factors(table: Tensor, count: int, inputs: AttentionInputs) -> Factors:
@@ -429,6 +435,7 @@ class Lowered:
             (H|1, W, Dv), and the two tables of a product term, product_query and product_key.
             Over `scalars`: static, gate (H|1, W').
             content_offset (H|1, D), which is added to the content's queries.
+            decay (B|1, H|1, 3, S): past, future and weight of a decay without a causal mask.
             The two static_factors: query_factors (B|1, H|1, T, r), key_factors (B|1, H|1, S, r).
             reset (H|1, 2): the logits of the first token's row and of its column.
         first: (B|1,) slot of the reset's first token, or None.
@@ -473,6 +480,8 @@ def lower(
     for term in inputs.terms:
         _add_vectors(low, term, inputs, dtype, apart(term))
         _add_scalars(low, term, inputs)
+        if term.decay is not None and not inputs.causal:
+            low.tensors["decay"] = _decay_rows(term.decay, inputs.exact)
         for factors in factors_of(term, inputs, dtype):
             if term.reset is not None and resets.clears_factors:
                 factors = resets.cleared(factors)

@@ -59,7 +59,7 @@ def logits(products: GatheredProducts) -> Tensor:
             result = result + products.contextual(content, q * inputs.scale, term.contextual)
     for term in inputs.terms:
         if term.mixing is not None:
-            result = result + term.mixing.of(content, result - content)
+            result = result + term.mixing.of(content, None if result is content else result - content)
     return result
 
 

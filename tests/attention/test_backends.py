@@ -145,6 +145,8 @@ def test_auto_gathers_for_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     one = AttentionInputs(q, k, v, (gate,), Positions(1, 9, 8), 1.0, causal=True)
     assert api.choose(one) == "blocked"
     assert api.choose(replace(one, terms=())) == "sdpa"
+    mixed = replace(one, terms=call(Case("dape"), "square")[0].terms)  # which no step of its own serves
+    assert api.choose(mixed) == "reference"
 
 
 @pytest.mark.parametrize(
@@ -156,6 +158,7 @@ def test_auto_gathers_for_a_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         ("m2", {"causal": True}, 64),
         ("m2", {"dropout": 0.1}, 64),
         ("tupe", {}, 256),
+        ("fox", {}, 2),
         ("fox", {"causal": True}, 96),
         ("none", {}, 128),
         ("none", {"dropout": 0.1}, 48),

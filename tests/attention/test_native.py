@@ -28,7 +28,7 @@ TYPES = pytest.mark.parametrize("dtype", [DOUBLE, SINGLE], ids=["fp64", "fp32"])
 SCHEMES = [
     case.scheme
     for case in CASES
-    if not (case.flags or case.gated or case.without_kernel or case.scheme in INPUT or "+" in case.scheme)
+    if not (case.flags or case.without_kernel or case.scheme in INPUT or "+" in case.scheme)
     and native.refusal_anywhere(make_inputs(case.scheme, Shape(40, after=400))) is None
 ]
 HYBRIDS = (
@@ -44,12 +44,13 @@ HYBRIDS = (
     "rope+transformer_xl",
     "deberta+tupe",
     "tupe+rel_scalar",
+    "tupe+fox+m2",
 )
 IN_ATTENTION = [case for case in CASES if case.scheme not in INPUT and not case.without_kernel]
 # One for each kind of term; to the kernel the other schemes are the same calls with other numbers.
-KINDS = ("none", "rope", "shaw", "transformer_xl", "m2", "m3", "m4", "m4m", "tupe", "abs_scalar", "rel_scalar")
+KINDS = ("none", "rope", "shaw", "transformer_xl", "m2", "m3", "m4", "m4m", "tupe", "abs_scalar", "rel_scalar", "cable")
 # One for each way in which the kernel reads a table.
-FAMILIES = ("none", "shaw", "m2", "m3", "m4", "m4m", "tupe", "rel_scalar", "rope+m4")
+FAMILIES = ("none", "shaw", "m2", "m3", "m4", "m4m", "tupe", "rel_scalar", "rope+m4", "fox")
 SHAPES = {
     "one block": Shape(95, after=1),
     "blocks": Shape(203, masks=("right",)),
@@ -70,7 +71,7 @@ SHAPES = {
 @pytest.mark.parametrize(("number", "case"), list(enumerate(IN_ATTENTION[::3])), ids=str)
 def test_schemes_and_options(number: int, case: Case) -> None:
     """Gradients of the schemes' own parameters, through what forms the terms; kinds in turn."""
-    kind = ("square", "block", "pad_left", "causal_memory")[3 if case.gated else number % 4]
+    kind = ("square", "block", "pad_left", "causal_memory")[number % 4]
     hold_case("native", case, kind)
 
 

@@ -84,7 +84,7 @@ def test_cells_are_the_fused_kernels() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("scheme", ["none", "shaw", "m2+m4m+shaw", "m3", "tupe", "rope+m4", "transformer_xl"])
+@pytest.mark.parametrize("scheme", ["none", "shaw", "m2+m4m+shaw", "m3", "tupe", "rope+m4", "transformer_xl", "cable"])
 def test_both_directions_use_one_mask(scheme: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The output and every gradient are the formula's under the mask of the seed."""
     inputs, leaves = as_leaves(make_inputs(scheme, SHAPES[shape]), torch.float64)

@@ -17,11 +17,11 @@ from cases import CASES, INPUT, Case
 from helpers.forms import told_apart
 from helpers.native_calls import ODD, make_call, make_terms, parameters_of
 from helpers.native_formula import Libraries
-from helpers.scheme_calls import hold, hold_case, shape_of
+from helpers.scheme_calls import hold, hold_case
 from relpos_fairseq.attention import AttentionInputs, attend, native
 from relpos_fairseq.attention.step import supports_step
 from relpos_fairseq.core.relations import Clipped, Segments
-from relpos_fairseq.core.terms import PositionTerms, Reset
+from relpos_fairseq.core.terms import Decay, PositionTerms, Reset
 
 pytestmark = pytest.mark.usefixtures("formula")
 IN_ATTENTION = told_apart(case for case in CASES if case.scheme not in INPUT and not case.without_kernel)
@@ -34,8 +34,6 @@ def cases() -> Iterator[object]:
     seen: set[str] = set()
     for number, case in enumerate(IN_ATTENTION):
         kinds = ("square", KINDS[1 + number % 5]) if case.scheme in seen else KINDS
-        if case.gated:  # the kernel refuses gates on both sides
-            kinds = tuple(kind for kind in kinds if shape_of(kind)["causal"])
         seen.add(case.scheme)
         for kind in kinds:
             yield pytest.param(case, kind, id=f"{case}-{kind}")
@@ -110,6 +108,7 @@ def test_refusals() -> None:
     static = PositionTerms(Clipped(2, 1), static=table)
     product = PositionTerms(Clipped(2, 1), query_vectors=vectors, key_vectors=vectors, product=True)
     trilinear = PositionTerms(Clipped(2, 1), trilinear=vectors)
+    decay = PositionTerms(decay=Decay(torch.zeros(1, 1, 9)))
     held = functools.partial(replace, reset=reset)
     other = replace(reset, first=torch.tensor([0, 1]))
     for terms, reason in (
@@ -117,6 +116,7 @@ def test_refusals() -> None:
         ((PositionTerms(pairs, gate=table),), "gate over Segments"),
         ((product, product), "2 product terms"),
         ((trilinear,) * 3, "3 trilinear terms"),
+        ((decay, decay), "2 decay terms"),
         ((held(static), replace(static, reset=other)), "resets of several first tokens"),
     ):
         refused(make_call(terms), reason)

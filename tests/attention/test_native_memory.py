@@ -33,6 +33,7 @@ SCHEMES = (
     "m2+m4m+shaw",
     "m3+transformer_xl",
     "shaw+t5",
+    "cable",
 )
 SHAPES = (
     Shape(7, batch=3, heads=1, dim=6, value_dim=3),

@@ -98,6 +98,8 @@ class Formula:
                 strides = (place.head_stride, *contiguous(shape[1:]))
                 table = torch.as_strided(self.flat(place.data, reach(shape, strides)), shape, strides)
                 given[name] = table.expand(call.batch, *shape).clone()
+            elif name == "decay":
+                given[name] = self.strided(place, (*heads, 3, call.src_len)).clone()
             else:
                 length = call.tgt_len if name in ("q", "content_q", "query_factors") else call.src_len
                 channels = {"v": call.value_dim, "query_factors": call.rank, "key_factors": call.rank}
@@ -194,6 +196,11 @@ def added(call: Call, given: dict[str, Tensor], masks: dict[str, Tensor]) -> Ten
         parts.append((2, given["static"][:, :, everywhere]))
     if "query_factors" in given:
         parts.append((4, given["query_factors"] @ given["key_factors"].transpose(-1, -2)))
+    if "decay" in given:
+        past, future, weight = given["decay"][:, :, :, None].unbind(2)  # (B, H, 1, S)
+        of_query = slice(call.query_start, call.query_start + call.tgt_len)
+        own = [x[:, :, 0, of_query, None] for x in (past, future, weight)]
+        parts.append((0, own[2] * torch.where(distances(call) > 0, future - own[1], own[0] - past)))
     for bit, part in parts:
         if call.reset_replaces & bit:
             held = held + part

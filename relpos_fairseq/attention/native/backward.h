@@ -164,6 +164,29 @@ static void terms_back(Head *head, const Tile *tile, int summands)
         }
 }
 
+/* From the gradient of logits ds to the gradients of past, future and weight. */
+static void decay_back(Head *head, const Tile *tile)
+{
+    for (int64_t r = 0; r < tile->num_queries; r++) {
+        Row row = row_of_tile(head, tile, r);
+        const real *restrict ds = head->ds + r * head->tile_stride;
+        real *restrict differences = head->scratch_a;
+        int64_t src_len = head->call->src_len, slot = tile->first_slot + r;
+        for (int after = 0; after < 2; after++) {
+            Side side = side_of(head, tile, &row, after);
+            int64_t count = side.end - side.begin;
+            real *restrict dsums = head->ddecay + after * src_len;
+            for (int64_t j = side.begin; j < side.end; j++) {
+                differences[j] = side.sums[j] - side.own;
+                dsums[tile->first_key + j] += side.weight * ds[j];
+            }
+            dsums[slot] -= side.weight * total(ds + side.begin, count);
+            real dweight = dot(ds + side.begin, differences + side.begin, count);
+            head->ddecay[2 * src_len + slot] += after ? dweight : -dweight;
+        }
+    }
+}
+
 /* From `dfactors` (num_queries, num_keys), summed over the members of a group, to the gradients of both factors. */
 static void factors_back(Head *head, const Tile *tile)
 {
@@ -253,6 +276,8 @@ static void backward_chunk(Head *head, Tile *tile, int64_t first_key, int64_t nu
     matmul(num_keys, head->value_dim, tile->num_queries, left_transposed(head->s, head->tile_stride),
            right_rows(head->dout, head->value_dim), head->dv + first_key * head->value_dim, head->value_dim, 1);
     content_back(head, tile);
+    if (head->ddecay)
+        decay_back(head, tile);
     terms_back(head, tile, all & ~replaced);
     if (replaced) {
         reset_back(head, tile);
@@ -362,6 +387,7 @@ static void begin_sums(Head *head)
     BEGIN(dgate, span)
     BEGIN(dcontent_offset, call->dim)
     BEGIN(dreset, 2)
+    BEGIN(ddecay, 3 * call->src_len)
 #undef BEGIN
 }
 

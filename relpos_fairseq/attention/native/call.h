@@ -17,11 +17,13 @@
  *     logits  = content * gate_d * (q.product_query_d) (k.product_key_d) + scale * content_offset.k
  *               + scale * (q.query_vectors_d + k.key_vectors_d)
  *               + static_d + query_factors_i.key_factors_j
+ *               + weight_i (past_i - past_j  for keys up to the query's slot,  future_j - future_i  for those after it)
  *     probs   = softmax over j of logits
  *     out_i   = sum_j probs_ij (v_j + value_vectors_d)
  *
  * where content_q stands for q, and content_k for k, unless the call gives others (rotated ones).  In the row and in
- * the column of the token at slot `first_token`, `reset` replaces the summands that `reset_replaces` names.
+ * the column of the token at slot `first_token`, `reset` replaces the summands that `reset_replaces` names.  `decay` holds past, future and weight by
+ * slot, and no reset replaces what they add.
  */
 #ifndef RELPOS_CALL_H
 #define RELPOS_CALL_H
@@ -66,6 +68,7 @@ typedef struct {
 
     Tensor q, k, v, content_q, content_k;
     Tensor query_factors, key_factors; /* (B|1, H|1, tgt_len | src_len, rank) */
+    Tensor decay;                      /* (B|1, H|1, 3, src_len) past, future and weight */
     Tensor out;
     Table content_offset;             /* (H|1, dim) */
     Table query_vectors, key_vectors; /* (H|1, width, dim) */
@@ -85,6 +88,7 @@ typedef struct {
     Tensor dout;                               /* an input: the gradient of `out` */
     Tensor dq, dk, dv, dcontent_q, dcontent_k; /* of the shapes of their operands */
     real *dquery_factors, *dkey_factors;       /* (relpos_groups() * heads, tgt_len | src_len, rank) */
+    real *ddecay;                              /* (N, 3, src_len) */
     real *dcontent_offset;                     /* (N, dim) */
     real *dquery_vectors, *dkey_vectors;       /* (N, width, dim) */
     real *dproduct_query, *dproduct_key;       /* (N, width, dim) */

@@ -37,7 +37,8 @@ from relpos_fairseq.attention.operation import Given
 
 CONTENT = ("q", "k", "v", "content_q", "content_k")
 FACTORS = ("query_factors", "key_factors")
-TENSORS = (*CONTENT, *FACTORS)
+OF_ROWS = (*FACTORS, "decay")  # may be shared by batch rows and heads, over which gradients are summed then
+TENSORS = (*CONTENT, *OF_ROWS)
 TABLES_OF_VECTORS = ("query_vectors", "key_vectors", "product_query", "product_key", "value_vectors", "trilinear")
 TABLES = ("content_offset", *TABLES_OF_VECTORS, "static", "gate", "reset")
 OPERANDS = (*TENSORS, *TABLES)  # what may have a gradient
@@ -76,7 +77,7 @@ class Call(ctypes.Structure):
         *((name, TableArg) for name in TABLES),
         *((name, _pointer) for name in (*MASKS, "row_max", "row_sum")),
         *((f"d{name}", TensorArg) for name in ("out", *CONTENT)),
-        *((f"d{name}", _pointer) for name in (*FACTORS, *TABLES)),
+        *((f"d{name}", _pointer) for name in (*OF_ROWS, *TABLES)),
     ]
 
 
@@ -233,7 +234,7 @@ def check_device(operands: Iterable[tuple[str, Tensor]]) -> None:
 def _fitting_shapes(call: Call) -> dict[str, list[tuple[int, ...]]]:
     """Return the shapes that each operand, by name, may have: the full shape first, then those that broadcast to it.
 
-    Tables may be shared by heads, and factors by heads and batch rows.
+    Tables may be shared by heads, and factors and decay by heads and batch rows.
     """
     batch, heads, tgt_len, src_len, dim = call.batch, call.heads, call.tgt_len, call.src_len, call.dim
     query, key = (batch, heads, tgt_len, dim), (batch, heads, src_len, dim)
@@ -245,6 +246,7 @@ def _fitting_shapes(call: Call) -> dict[str, list[tuple[int, ...]]]:
         "content_k": key,
         "query_factors": (batch, heads, tgt_len, call.rank),
         "key_factors": (batch, heads, src_len, call.rank),
+        "decay": (batch, heads, 3, src_len),
         "content_offset": (heads, dim),
         "value_vectors": (heads, call.width, call.value_dim),
         "static": (heads, tgt_len + src_len - 1),
@@ -253,7 +255,7 @@ def _fitting_shapes(call: Call) -> dict[str, list[tuple[int, ...]]]:
     }
     found = {}
     for name, shape in full.items():
-        leading = 2 if name in FACTORS else 1 if name in TABLES else 0
+        leading = 2 if name in OF_ROWS else 1 if name in TABLES else 0
         sizes = itertools.product(*((size, 1) for size in shape[:leading]))
         found[name] = [(*some, *shape[leading:]) for some in sizes]
     return found
@@ -426,7 +428,7 @@ def _gradients(
 ) -> dict[int, Tensor]:
     """Run the backward pass of a call; return the gradients of the operands in `asked`, by their place in `operands`.
 
-    The kernel writes the gradients of tables for each head of each batch row, and those of factors
+    The kernel writes the gradients of tables and decay for each head of each batch row, and those of factors
     for each head of each group of batch rows.  Where these would take much memory before they are
     summed, some heads are evaluated at a time.  Which ones depends on shapes and the number of
     threads alone.
@@ -445,8 +447,8 @@ def _gradients(
         if name in CONTENT:
             grads[number] = torch.empty_like(operand)
             setattr(call, f"d{name}", _place(grads[number]))
-        elif name in FACTORS:
-            unsummed[number] = UnsummedGradient(groups, operand.shape)
+        elif name in OF_ROWS:
+            unsummed[number] = UnsummedGradient(groups if name in FACTORS else call.batch, operand.shape)
         else:
             unsummed[number] = UnsummedGradient(call.batch, (1, *operand.shape))
     for first, heads in _parts(call, unsummed.values(), sums.element_size()):

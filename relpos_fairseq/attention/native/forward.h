@@ -58,6 +58,34 @@ static void add_terms(Head *head, const Tile *tile, const Row *row, real *s, int
     }
 }
 
+/* One side of a row's decay: weight (sums[j] - own) for the keys begin .. end. */
+typedef struct {
+    const real *sums;
+    real own, weight;
+    int64_t begin, end;
+} Side;
+
+/* Return side 0 of a row, its keys up to the query's slot, or side 1, those after it. */
+INLINE Side side_of(const Head *head, const Tile *tile, const Row *row, int after)
+{
+    const Tensor *decay = &head->call->decay;
+    int64_t slot = tile->first_slot + row->query, split = clamp(slot + 1 - tile->first_key, row->begin, row->end);
+    const real *sums = row_at(decay, head, after);
+    real weight = row_at(decay, head, 2)[slot];
+    return (Side){sums + tile->first_key, sums[slot], after ? weight : -weight, after ? split : row->begin,
+                  after ? row->end : split};
+}
+
+/* s[j] += the decay between the row's query and each key that it sees. */
+static void add_decay(const Head *head, const Tile *tile, const Row *row, real *s)
+{
+    for (int after = 0; after < 2; after++) {
+        Side side = side_of(head, tile, row, after);
+        for (int64_t j = side.begin; j < side.end; j++)
+            s[j] += side.weight * (side.sums[j] - side.own);
+    }
+}
+
 /* The place in the chunk of the reset token's column, or -1 if the row does not see it. */
 INLINE int64_t reset_column(const Head *head, const Tile *tile, const Row *row)
 {
@@ -123,6 +151,8 @@ static void logits(Head *head, const Tile *tile)
             memcpy(head->content + r * head->tile_stride, s, tile->num_keys * sizeof(real));
             multiply_row(head, tile, &row, s);
         }
+        if (call->decay.data)
+            add_decay(head, tile, &row, s);
         add_positions(head, tile, &row, s);
         mask_row(head, tile, &row, s);
     }

@@ -36,7 +36,7 @@ typedef struct {
     real *dk, *dunrotated_k, *dv, *dkey_factors; /* of the shapes of their operands */
     PackedTable query_vectors, key_vectors, product_query, product_key, value_vectors;
     const real *trilinear, *static_, *gate, *content_offset, *reset; /* the call's tables of this head */
-    real *dstatic, *dgate, *dcontent_offset, *dreset;
+    real *dstatic, *dgate, *dcontent_offset, *dreset, *ddecay;
     int64_t k_channel_stride, trilinear_channel_stride;
     real *k_channels, *dk_channels;                 /* (dim, k_channel_stride): a row for each channel */
     real *trilinear_channels, *dtrilinear_channels; /* (dim, trilinear_channel_stride): a row for each channel */

@@ -43,6 +43,8 @@ def reasons_anywhere(inputs: AttentionInputs) -> list[str]:
     """Return every reason why these inputs cannot be evaluated on any machine."""
     found = _shape(inputs)
     not_lowered = lowering.why_not_lowered(inputs)
+    if not inputs.causal and any(term.decay is not None for term in inputs.terms):
+        not_lowered = "decay on both sides of a query"  # the sums of one side are no factors
     return [*found, not_lowered] if not_lowered else [*found, *_tables(inputs)]
 
 
