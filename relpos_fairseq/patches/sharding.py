@@ -122,13 +122,13 @@ def cut_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None
                 own[name] = _cut(value, parameter)
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: Any, name: str) -> None:
     """Let a sharded training's optimizer read whole states; refuse one that computes with whole tensors."""
     if not any(map(is_sharded, optimizer.params)):
         return
     if not optimizer.supports_flat_params:
         raise UserError(
-            f"--optimizer {optimizer.cfg._name} does not work with --ddp-backend {BACKEND} on several processes: "
+            f"--optimizer {name} does not work with --ddp-backend {BACKEND} on several processes: "
             "give adam or relpos_adam"
         )
     optimizer.optimizer.register_load_state_dict_pre_hook(cut_moments)

@@ -327,7 +327,7 @@ def build_optimizer(original, self):
                 "examples/comparison/README.md)"
             )
     original(self)
-    check_optimizer(self._optimizer)
+    check_optimizer(self._optimizer, self.cfg.optimizer._name)
 
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
