@@ -83,7 +83,7 @@ def shard(original, args, model, process_group, device):
 
     if not isinstance(model, BaseFairseqModel):
         raise UserError(f"--criterion with parameters ({type(model).__name__}) is not sharded: give another")
-    how: dict[str, Any] = {"mesh": DeviceMesh.from_group(process_group, device.type)}
+    how = {"mesh": DeviceMesh.from_group(process_group, device.type)}
     if args.fp32_reduce_scatter:
         how["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for layer in [part for part in model.modules() if getattr(part, "shards_apart", False)]:
