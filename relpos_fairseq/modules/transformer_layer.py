@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from fairseq.distributed import fsdp_wrap
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
@@ -195,9 +194,11 @@ class RelPosMemoryLayer(_Layer, _MemoryLayer):
 
 
 def shard(cfg: Any, layer: nn.Module) -> nn.Module:
-    """Wrap a layer for FSDP as fairseq's own builders do."""
+    """Return a layer that says whether its parameters are sharded apart from others, as fairseq's builders decide."""
     checkpointed = cfg.checkpoint_activations or cfg.offload_activations
-    return fsdp_wrap(layer, min_num_params=0 if checkpointed else cfg.min_params_to_wrap)
+    count = sum(parameter.numel() for parameter in layer.parameters())
+    layer.shards_apart = checkpointed or count >= cfg.min_params_to_wrap
+    return layer
 
 
 def initialize_projections(placement: Placement, layers: nn.ModuleList) -> None:

@@ -95,14 +95,19 @@ def _alike(state: dict, group: dict) -> dict[tuple, list[nn.Parameter]]:
     return found
 
 
+def _rows(tensor: Any) -> Tensor:
+    """Return what this process holds of a tensor that processes share."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def _fused_step(state: dict, group: dict, parameters: list[nn.Parameter], number: int) -> None:
     beta1, beta2 = group["betas"]
     steps = torch.full((len(parameters),), float(number), device=parameters[0].device)
     torch._fused_adamw_(
-        [part.data for part in parameters],
-        [cast(Tensor, part.grad).data for part in parameters],  # `_alike` leaves out those without
-        [state[part]["exp_avg"] for part in parameters],
-        [state[part]["exp_avg_sq"] for part in parameters],
+        [_rows(part.data) for part in parameters],
+        [_rows(cast(Tensor, part.grad).data) for part in parameters],  # `_alike` leaves out those without
+        [_rows(state[part]["exp_avg"]) for part in parameters],
+        [_rows(state[part]["exp_avg_sq"]) for part in parameters],
         [],
         list(steps.unbind()),
         lr=group["lr"],

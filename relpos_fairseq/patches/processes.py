@@ -24,6 +24,8 @@ from fairseq import utils
 from fairseq.modules import LayerDropModuleList
 from fairseq.tasks import TASK_REGISTRY
 
+from relpos_fairseq.patches.sharding import refuse_unshardable
+
 logger = logging.getLogger(__name__)
 READ_AHEAD = 10  # seconds that an ending process waits for a batch that is being read
 _readers: weakref.WeakSet[Any] = weakref.WeakSet()  # fairseq's threads
@@ -80,6 +82,7 @@ def call_main(original, cfg, main, **kwargs):
     if _without_gpu(cfg):
         tell_of_waiting_threads()
     _set_rendezvous(cfg)
+    refuse_unshardable(cfg)
     return original(cfg, main, **kwargs)
 
 
@@ -90,6 +93,7 @@ def add_defaults(original, cfg):
         return
     _refuse_misfits(cfg)
     _set_rendezvous(cfg)
+    refuse_unshardable(cfg)
     given = cfg.distributed_training
     if given.distributed_init_method is not None:
         if not _without_gpu(cfg):

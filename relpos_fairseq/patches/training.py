@@ -40,6 +40,7 @@ from relpos_fairseq.io.packages import describe_missing
 from relpos_fairseq.io.reading import ordinary, reading
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
 from relpos_fairseq.nn.packed import BFloat16Linear
+from relpos_fairseq.patches.sharding import check_optimizer, unsharded
 from relpos_fairseq.text.assets import word_starts
 
 logger = logging.getLogger(__name__)
@@ -203,11 +204,10 @@ def begin_epoch(original, self, epoch, model):
 def inference_with_bleu(original, self, generator, sample, model):
     """Cut hypotheses and references by the target's language, as `relpos score` does: fairseq cuts all by 13a."""
     own, usual = _own_bleu(self), sacrebleu.corpus_bleu
-    if own is None:
-        return original(self, generator, sample, model)
-    sacrebleu.corpus_bleu = own.corpus_score  # fairseq looks it up in each call
+    sacrebleu.corpus_bleu = usual if own is None else own.corpus_score  # fairseq looks it up in each call
     try:
-        return original(self, generator, sample, model)
+        with unsharded(model):
+            return original(self, generator, sample, model)
     finally:
         sacrebleu.corpus_bleu = usual
 
@@ -326,7 +326,8 @@ def build_optimizer(original, self):
                 "this processor multiplies bf16: --bf16 would train about twice as fast (what it costs: "
                 "examples/comparison/README.md)"
             )
-    return original(self)
+    original(self)
+    check_optimizer(self._optimizer, self.cfg.optimizer._name)
 
 
 PACKAGE = str(Path(__file__).resolve().parents[1])

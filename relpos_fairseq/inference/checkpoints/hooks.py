@@ -36,6 +36,7 @@ from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.modules.memory import Memory
 from relpos_fairseq.nn.packed import quantize
 from relpos_fairseq.patches import checkpoints, training
+from relpos_fairseq.patches.sharding import with_whole_model
 from relpos_fairseq.patches.training import PINNED, options_of
 from relpos_fairseq.saved.model import SavedModel
 from relpos_fairseq.text import provenance
@@ -57,7 +58,7 @@ PACKAGE = "relpos_fairseq."
 
 def is_ours(model: Any) -> bool:
     """Return True for a model of this package."""
-    return type(model).__module__.startswith(PACKAGE)
+    return any(kind.__module__.startswith(PACKAGE) for kind in type(model).__mro__)  # FSDP2 derives a class of its own
 
 
 # --bpe relpos --tokenizer-folder DIR: a folder's text where fairseq asks for a BPE (fairseq-interactive, whole-word
@@ -348,7 +349,7 @@ def remembering(decoder: Any, memory: Memory) -> Iterator[None]:
 
 def state_dict(original, self):
     """Keep hashes of the text in a checkpoint of our models."""
-    state = original(self)
+    state = with_whole_model(self, original(self))
     if is_ours(self.get_model()):
         state[provenance.KEY] = _record(self)
     return state

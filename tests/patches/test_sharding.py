@@ -1,0 +1,172 @@
+"""`--ddp-backend fully_sharded`: the numbers, checkpoints and resumes of a training that is not sharded."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing import start_processes
+
+from cases import ENCODERS, randomize
+from helpers import commands as cli
+from helpers.commands import Corpus
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.nn import PositionDecoderLayer, PositionEncoderLayer
+from relpos_fairseq.schemes import scheme_names
+
+# An epoch has ten batches, five updates of two; eps keeps Adam from magnifying rounding errors of gradients of 0.
+STILL = """--position-scheme t5 --dropout 0 --max-tokens 4000 --batch-size 40 --max-update 10 --clip-norm 0.5
+    --adam-eps 1e-5 --no-last-checkpoints --save-interval-updates 5 --disable-validation""".split()
+SHARDED = ("--ddp-backend", "fully_sharded")
+EVERY_LAYER = ("--min-params-to-wrap", "0")
+
+
+def saved(folder: Path, updates: int = 10) -> dict:
+    """Return the checkpoint of a folder after a number of updates."""
+    [path] = folder.glob(f"checkpoint_*_{updates}.pt")
+    return cli.load(path)
+
+
+def train(corpus: Corpus, folder: Path, processes: int, *flags: str, start: Path | None = None) -> dict:
+    """Train on some processes, from another folder's checkpoint after five updates; return the last checkpoint."""
+    if start is not None:
+        folder.mkdir()
+        [path] = start.glob("checkpoint_*_5.pt")
+        shutil.copy(path, folder / "checkpoint_last.pt")
+    twice = Corpus(corpus.raw, Path(f"{corpus.binary}:{corpus.binary}"))  # else fairseq keeps the first epoch's batches
+    cli.forked_training(cli.train_arguments(twice, folder, *STILL, *flags), processes, folder.with_suffix(".log"))
+    return saved(folder)
+
+
+def assert_same(found: dict, expected: dict) -> None:
+    """Compare parameters and moments to fp32's rounding, and the layout of two checkpoints."""
+    assert found.keys() == expected.keys()
+    torch.testing.assert_close(found["model"], expected["model"], atol=1e-5, rtol=1e-5)
+    ours, theirs = found["last_optimizer_state"], expected["last_optimizer_state"]
+    assert ours["param_groups"] == theirs["param_groups"]
+    torch.testing.assert_close(ours["state"], theirs["state"], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_and_each_resumes_the_other(corpus: Corpus, tmp_path: Path) -> None:
+    whole = train(corpus, tmp_path / "whole", 1, "--update-freq", "2")
+    sharded = train(corpus, tmp_path / "sharded", 2, *SHARDED, *EVERY_LAYER)
+    assert_same(sharded, whole)
+    for number, start in enumerate(("whole", "sharded")):
+        resumed = train(corpus, tmp_path / f"two{number}", 2, *SHARDED, start=tmp_path / start)
+        assert_same(resumed, whole)
+    assert_same(train(corpus, tmp_path / "one", 1, "--update-freq", "2", start=tmp_path / "sharded"), whole)
+
+
+@pytest.mark.slow
+def test_three_processes_resume_as_without_shards(corpus: Corpus, tmp_path: Path) -> None:
+    """Rows of 32 and 48 are no multiples of three; batches are accumulated, by fairseq's own Adam."""
+    how = ("--optimizer", "adam", "--update-freq", "2", "--max-update", "10")
+    train(corpus, tmp_path / "start", 2, *SHARDED, "--optimizer", "adam")
+    three = [
+        train(corpus, tmp_path / name, 3, *how, *flags, start=tmp_path / "start")
+        for name, flags in (("ddp", ()), ("sharded", (*SHARDED, "--checkpoint-activations")))
+    ]
+    assert_same(*three)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["--bf16", "--memory-efficient-bf16"])
+def test_half_precision_resumes(corpus: Corpus, tmp_path: Path, precision: str) -> None:
+    train(corpus, tmp_path / "sharded", 2, *SHARDED, precision)
+    resumed = train(corpus, tmp_path / "two", 2, *SHARDED, precision, start=tmp_path / "sharded")
+    found, expected = resumed["model"], saved(tmp_path / "sharded")["model"]
+    lost = 0.01 if precision == "--bf16" else 0  # fairseq saves no fp32 copy of its parameters
+    torch.testing.assert_close(found, expected, atol=lost, rtol=0)
+
+
+@pytest.mark.slow
+def test_translations_are_scored_in_training(corpus: Corpus, tmp_path: Path) -> None:
+    """Searches of the two processes have different lengths; what is saved afterwards is whole."""
+    flags = [one for one in STILL if one != "--disable-validation"]
+    flags += ["--eval-bleu", "--eval-bleu-args", '{"max_len_b": 14}', "--validate-interval-updates", "5", *EVERY_LAYER]
+    arguments = cli.train_arguments(corpus, tmp_path / "two", *flags, *SHARDED)
+    said = cli.forked_training(arguments, 2, tmp_path / "log")
+    assert said.count("| bleu ") >= 2
+    path = tmp_path / "two" / "checkpoint_best.pt"
+    assert len(cli.in_order(cli.call("generate", *cli.generate_arguments(corpus, path)))) == cli.TEST_SENTENCES
+
+
+@pytest.mark.slow
+def test_gradients_that_are_not_finite_leave_a_crash_checkpoint(corpus: Corpus, tmp_path: Path) -> None:
+    arguments = cli.train_arguments(corpus, tmp_path / "two", *STILL, *SHARDED, "--lr", "1e38")
+    with pytest.raises(cli.CommandError, match="FloatingPointError"):
+        cli.forked_training(arguments, 2, tmp_path / "log")
+    assert (tmp_path / "two" / "crash.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "remedy"),
+    [
+        (("--store-ema",), "--store-ema True does not work with --ddp-backend fully_sharded"),
+        (("--encoder-layerdrop", "0.5"), "--encoder-layerdrop 0.5 does not work .*: give 0"),
+        (("--fp16",), "--fp16 True does not work .* give --fp16-no-flatten-grads too, or --bf16"),
+        (("--zero-sharding", "os"), "--zero-sharding os does not work .* sharded already"),
+        (("--criterion", "adaptive_loss"), "--criterion adaptive_loss does not work .* give cross_entropy"),
+        (("--cpu-offload",), "--cpu-offload True does not work .* leave it out"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], remedy: str
+) -> None:
+    for name, value in cli.places_of(2)[1].items():
+        monkeypatch.setenv(name, value)
+    given = cli.train_arguments(corpus, tmp_path, *STILL, *SHARDED)
+    if "--criterion" in flags:
+        at = given.index("--label-smoothing")
+        del given[at : at + 2]
+    with pytest.raises(UserError, match=remedy):
+        cli.call("train", *given, *flags)
+
+
+@pytest.mark.slow
+def test_an_optimizer_of_whole_tensors_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    arguments = cli.train_arguments(corpus, tmp_path / "two", *STILL, *SHARDED)
+    at = arguments.index("--adam-betas")
+    del arguments[at : at + 2], arguments[(at := arguments.index("--adam-eps")) : at + 2]
+    with pytest.raises(cli.CommandError, match="--optimizer adagrad does not work with .*: give adam or relpos_adam"):
+        cli.forked_training([*arguments, "--optimizer", "adagrad"], 2, tmp_path / "log")
+
+
+def backward(scheme: str) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """Return two equal layers with a scheme, the second one sharded, after a backward of one and half a batch."""
+    kind = PositionEncoderLayer if scheme in ENCODERS else PositionDecoderLayer
+    made = [kind(16, 2, 24, scheme, dropout=0.0, max_positions=9) for _ in range(2)]
+    x = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(1))
+    for layer in made:
+        randomize(layer)
+    fully_shard(made[1], mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+    made[0](x).square().sum().div(2).backward()  # shards get the mean of processes
+    made[1](x[torch.distributed.get_rank()][None]).square().sum().backward()
+    return made[0], made[1]
+
+
+def compare_schemes(rank: int, place: dict[str, str]) -> None:
+    """Compare the gradients of every scheme in one of two processes."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{place['MASTER_PORT']}", rank=rank, world_size=2
+    )
+    for scheme in [name for name in scheme_names() if name != "sentence"]:  # a layer alone sees no tokens
+        whole, sharded = (dict(layer.named_parameters()) for layer in backward(scheme))
+        assert whole.keys() == sharded.keys()
+        for name, parameter in sharded.items():
+            assert isinstance(parameter, DTensor), (scheme, name)
+            expected, found = whole[name].grad, parameter.grad
+            assert (expected is None) == (found is None), (scheme, name)
+            if found is not None:
+                close = torch.allclose(found.full_tensor(), expected, atol=1e-4, rtol=1e-4)
+                assert close, (scheme, name, found.full_tensor() - expected)
+    torch.distributed.destroy_process_group()
+
+
+def test_every_scheme_has_the_gradients_of_one_process() -> None:
+    start_processes(compare_schemes, (cli.places_of(2)[0],), nprocs=2, start_method="fork")
