@@ -225,6 +225,8 @@ class BenchmarkServing:
     in fp32 and int8 where it has the position scheme, and, untrained, of fairseq's transformer and
     transformers' Marian of the same shape, on the CPU with OMP_NUM_THREADS threads. Each timing has a
     process of its own. BLEU is of text.
+    With --in-turns, another table: how many times as fast as CTranslate2's our search is on batches of so many
+    sentences, each of which both are given in turns in one process.
     Needs pip install 'relpos_fairseq[ct2]'.
     """
 
@@ -233,11 +235,18 @@ class BenchmarkServing:
     split: str = option("test", "test or valid (default: test)")
     beam: int = option(4, "of every search (default: 4)", least=1)
     rounds: int = option(3, "times of each; the median counts (default: 3)", least=1)
+    in_turns: str | None = option(None, "sizes of batches, separated by commas")
+    symbols: int | None = option(None, "of each translation, with --in-turns (default: as the search ends)", least=1)
 
     def run(self, argv: Sequence[str]) -> None:
-        from relpos_fairseq.lab.benchmarks.serving import benchmark
+        from relpos_fairseq.lab.benchmarks.serving import benchmark, in_turns
+        from relpos_fairseq.lab.benchmarks.workload import lengths_of
 
-        print(benchmark(self.checkpoint, self.data, self.split, self.beam, self.rounds))
+        given = self.checkpoint, self.data, self.split, self.beam, self.rounds
+        if self.in_turns is None:
+            print(benchmark(*given))
+        else:
+            print(in_turns(*given, lengths_of(self.in_turns, flag="in-turns"), self.symbols))
 
 
 @command("benchmark sampling", "speed and memory of relpos sample beside transformers' GPT-2 or Transformer-XL")

@@ -316,5 +316,20 @@ def test_the_benchmark_has_a_row_for_each_search(corpus, checkpoint, capsys, tim
     assert all(float(row.split("|")[4]) > 50 for row in rows)  # MiB
 
 
+@pytest.mark.slow
+def test_the_benchmark_gives_both_each_batch_in_turns(corpus, checkpoint, capsys, timed_here):
+    given = "--data", corpus.binary, "--rounds", "1", "--in-turns", "1,64", "--symbols", "4"
+    assert relpos("benchmark", "serving", checkpoint, *given) == 0
+    rows = [
+        line.strip("| ").split("|") for line in capsys.readouterr().out.splitlines() if re.match(r"\|.*\d\.\d", line)
+    ]
+    assert [[part.strip() for part in row[:2]] for row in rows] == [
+        [kind, size] for kind in ("fp32", "int8") for size in ("1", "64")
+    ]
+    for row in rows:
+        best, median, ours, theirs = map(float, row[2:])
+        assert best == median and theirs / ours == pytest.approx(best, rel=0.2)
+
+
 def test_what_is_timed_has_a_process_of_its_own():
     assert serving.run_apart(os.getpid) != os.getpid()

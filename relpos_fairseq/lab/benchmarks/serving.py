@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -102,6 +102,62 @@ def benchmark(checkpoint: Path, data: Path, split: str, beam: int, rounds: int) 
         speed = [f"{len(sources) / seconds:.1f}", f"{each[-1].tokens / seconds:.0f}"]
         rows.append([name, *speed, f"{memory:.0f}", f"{start:.1f}", f"{bleu[name]:.2f}" if name in bleu else "-"])
     return table(rows, ["search", "sentences/s", "tokens/s", "MiB", "start, s", "BLEU"]) + refused
+
+
+def in_turns(
+    checkpoint: Path, data: Path, split: str, beam: int, rounds: int, sizes: Sequence[int], length: int | None
+) -> str:
+    """Return a table of how many times as fast as CTranslate2 we translate batches of some sizes.
+
+    Both are given each batch in turns, in one process, and the best and the median times of all batches are summed:
+    a machine whose speed changes within seconds changes both.
+
+    Args:
+        checkpoint: a relpos_transformer's.
+        data: its binarised data.
+        split: test or valid.
+        beam: of both searches.
+        rounds: times that each batch is translated.
+        sizes: sentences of a batch.
+        length: symbols of each translation; None: as the search ends.
+
+    Raises:
+        UserError: the engine has not the position scheme.
+    """
+    search = Search(beam=beam) if length is None else Search(beam=beam, min_len=length, max_len_b=length)
+    sources, _ = run_apart(_read, checkpoint, data, split)
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        for kind in (None, "int8"):
+            folder = Path(name) / str(kind)
+            run_apart(ct2.export, checkpoint, folder, kind, data, COMPARED)
+            for size in sizes:
+                times = run_apart(_both, (checkpoint, data, True, kind), folder, sources, search, rounds, size)
+                ours, theirs = ([sum(map(of_rounds, one)) for of_rounds in (min, median)] for one in times)
+                ratios = [f"{their / our:.2f}" for our, their in zip(ours, theirs, strict=True)]
+                each = [f"{1000 * seconds[0] / len(sources):.2f}" for seconds in (ours, theirs)]
+                rows.append([kind or "fp32", str(size), *ratios, *each])
+    columns = ["weights", "sentences at once", "times as fast, best", "median", "ms a sentence", "CTranslate2's"]
+    return table(rows, columns)
+
+
+def _both(
+    ours: tuple, theirs: Path, lines: Lines, search: Search, rounds: int, size: int
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Return the seconds of each batch's rounds by our search and by the engine, after one that is not counted."""
+    translators = open_translator(*ours), open_translator(theirs, None, True, None)
+    found: tuple[list[list[float]], list[list[float]]] = [], []
+    for batch in batches([len(line) for line in lines], Batching(max_sentences=size)):
+        given = [lines[number] for number in batch]
+        times: tuple[list[float], list[float]] = [], []
+        for _ in range(rounds + 1):
+            for translator, seconds in zip(translators, times, strict=True):
+                began = time.perf_counter()
+                translator.translate(given, search)
+                seconds.append(time.perf_counter() - began)
+        for seconds, of_all in zip(times, found, strict=True):
+            of_all.append(seconds[1:])
+    return found
 
 
 def run_apart(function: Callable, *arguments: object) -> Any:

@@ -128,14 +128,14 @@ def chosen_of(flag: str, text: str, known: Sequence[str]) -> list[str]:
     return text.split(",")
 
 
-def lengths_of(text: str, more: str = "") -> list[int]:
-    """Return lengths separated by commas; `more` is what else they may be, for the message."""
+def lengths_of(text: str, more: str = "", flag: str = "lengths") -> list[int]:
+    """Return an option's lengths, separated by commas; `more` is what else they may be, for the message."""
     try:
         lengths = [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"--lengths must be whole numbers separated by commas{more}, got {text}") from None
+        raise ValueError(f"--{flag} must be whole numbers separated by commas{more}, got {text}") from None
     if min(lengths) < 1:
-        raise ValueError(f"--lengths must be >= 1, got {text}")
+        raise ValueError(f"--{flag} must be >= 1, got {text}")
     return lengths
 
 
