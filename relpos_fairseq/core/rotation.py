@@ -213,7 +213,7 @@ class Turns:
         else:
             self._by_type[torch.complex128] = torch.polar(size, angle)
 
-    def of(self, dtype: torch.dtype, start: int, stop: int) -> Tensor:
+    def of(self, dtype: torch.dtype, start: int, stop: int | None) -> Tensor:
         """Return the factors of slots [start, stop) for tensors of a type, in at least single precision.
 
         All layers are given the same tensor.

@@ -387,6 +387,14 @@ class PositionScheme(nn.Module):
         """Transform k (B, H, S, D), whose first row stands at slot `start`."""
         return k
 
+    def turns(self, prepared: Any, start: int) -> tuple[Tensor, bool] | None:
+        """Return complex numbers (slots, P), from slot `start` on, by which pairs of channels of q and k are turned.
+
+        With them stands whether channels (c, c + P) are a pair, else (2c, 2c + 1).  None: the transforms are no such
+        products, or others for each row.
+        """
+        return None
+
     def log_gates(self, source: Tensor) -> Tensor | None:
         """Return the logarithms of each token's gates, computed from the layer's input at that token alone.
 

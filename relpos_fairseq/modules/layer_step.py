@@ -114,10 +114,8 @@ class LayerStep:
         cross, serves = self._cross(x, encoder_out, encoder_padding, state)
         if not serves:
             return None
-        call = layer.self_attn.step_call(x, context, new_padding, cache) if form.attends else None
-        if call is not None:
-            attention: Any = call[0]  # `call` holds its tensors
-        else:
+        attention: Any = layer.self_attn.step_call(x, context, new_padding, cache) if form.attends else None
+        if attention is None:
             query = layer.self_attn_layer_norm(x) if layer.normalize_before else x
             attention = layer.self_attn.heads(query, context, new_padding, cache)[0]
         return kernel.layer(form.call, x.reshape(-1, x.size(-1)).contiguous(), attention, cross).view(x.shape)
@@ -160,9 +158,9 @@ class LayerStep:
         The arguments are those of a call, where `serves_until` is not 0.
         """
         cache = self.layer.self_attn.cache(state)
-        attention, kept = self.layer.self_attn.step_call(x, context, None, cache)
+        attention = self.layer.self_attn.step_call(x, context, None, cache)
         cross, _ = self._cross(x, encoder_out, encoder_padding, state)
-        return kernel.prepared(cache.form.call, x.size(1), attention, cross), (attention, kept, cross)
+        return kernel.prepared(cache.form.call, x.size(1), attention, cross), (attention, cross)
 
     def _current(self) -> Form | None:
         """Return the kernel's arguments for the weights as they are now, or None if it does not read them."""

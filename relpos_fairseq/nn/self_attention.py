@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from relpos_fairseq.attention import AttentionInputs, attend
 from relpos_fairseq.attention.api import reads_key_rows, refuse_terms
 from relpos_fairseq.attention.native import step
-from relpos_fairseq.attention.native.step import StepCall
+from relpos_fairseq.attention.native.layer import Step
 from relpos_fairseq.attention.step import StepTables
 from relpos_fairseq.core.calls import layer_call, layer_terms, rotated
 from relpos_fairseq.core.placement import Placement, PositionContext, SchemeStack, decay_of
@@ -115,8 +115,8 @@ class SelfAttention(nn.Module):
 
     def step_call(
         self, query: Tensor, context: PositionContext, new_padding: Tensor | None, cache: DecodingCache
-    ) -> tuple[StepCall, list[Any]] | None:
-        """Return the kernel's arguments for a step, and what must outlive its call; None: `heads` evaluates it.
+    ) -> Step | None:
+        """Return the kernel's arguments for a step; None: `heads` evaluates it.
 
         The kernel forms query, key and value, and writes the latter two in the room that the cache keeps for them.
 
@@ -146,18 +146,22 @@ class SelfAttention(nn.Module):
             step_tables=tables,
             key_rows=torch.arange(query.size(1))[:, None] if rows is None else rows,
         )
-        return step.arguments(inputs)
+        turn, halves = _turns(context)
+        call, kept = step.arguments(inputs)
+        return Step(call, turn, halves, kept)
 
     def serves_until(self, query: Tensor, context: PositionContext, cache: DecodingCache) -> int:
         """Return up to how many keys the arguments of `step_call` differ in that number and the last key alone, or 0.
 
         The arguments are those of `step_call`, without padding.
         """
-        served = self._served(query, context.of_layer(self.position.layer), None, cache)
+        context = context.of_layer(self.position.layer)
+        served = self._served(query, context, None, cache)
         if served is None or served[1].products or any(scheme.by_length for scheme in self.position):
             return 0
-        tables = served[1]
-        return min([tables.length, *(keys.size(1) for _, keys in tables.factors)])
+        (_, tables), (turn, _) = served, _turns(context)
+        turned = [] if turn is None else [context.positions.query_start + len(turn)]
+        return min([tables.length, *turned, *(keys.size(1) for _, keys in tables.factors)])
 
     def _served(
         self, query: Tensor, context: PositionContext, new_padding: Tensor | None, cache: DecodingCache
@@ -165,7 +169,9 @@ class SelfAttention(nn.Module):
         """Return the terms and tables of a step that `step_call` serves, or None; its context is the layer's own."""
         if cache.padding is not None or new_padding is not None:
             return None
-        if any(part is not None for part in (context.rotation, context.memory, context.window, context.documents)):
+        if any(part is not None for part in (context.memory, context.window, context.documents)):
+            return None
+        if context.rotation is not None and _turns(context)[0] is None:
             return None
         like = query.new_empty(self.head_dim).expand(query.size(1), self.num_heads, 1, -1)
         if not cache.kept and self.position.gates(query, None)["log_gates"] is None:
@@ -175,6 +181,8 @@ class SelfAttention(nn.Module):
         terms = context.shared + cache.position.evaluate(self.position, context.positions).terms
         tables = cache.tables(terms, context.positions, query, self.scale)
         if tables is None or not tables.hold_all(terms):
+            return None
+        if context.rotation is not None and any(term.uses_unrotated_qk for term in terms):
             return None
         if tables is not cache.decided_by:
             keys = like.expand(-1, -1, context.positions.src_len, -1)
@@ -260,6 +268,13 @@ def _source(query: Tensor, context: PositionContext) -> Tensor:
     if context.memory is None:
         return query
     return torch.cat([context.memory.to(query), query])
+
+
+def _turns(context: PositionContext) -> tuple[Tensor | None, bool]:
+    """Return cos and sin of a layer's turns from the query's slot on, (slots, P, 2) or None; and if by halves."""
+    scheme, prepared = context.rotation or (None, None)
+    found = None if scheme is None else scheme.turns(prepared, context.positions.query_start)
+    return (None, False) if found is None else (torch.view_as_real(found[0]).contiguous(), found[1])
 
 
 def _check_cached(cached: int, src_len: int) -> None:

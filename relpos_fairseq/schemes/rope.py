@@ -176,6 +176,12 @@ class Rope(PositionScheme):
         temperature = (seen.double().clamp(min=1).log() / math.log(self.trained_length)).clamp(min=1)
         return Rotations(turns, temperature[:, None, :, None])
 
+    def turns(self, prepared: Rotations, start: int) -> tuple[Tensor, bool] | None:
+        """Return each slot's turns, unless queries have a temperature or rows other angles."""
+        turn = prepared.turns.of(torch.float32, start, None)
+        known = prepared.temperature is None and turn.dim() == 2
+        return (turn, self.options.rope_pairs == "halves") if known else None
+
     def transform_query(self, q: Tensor, prepared: Rotations, start: int) -> Tensor:
         """Rotate each row by its slot's angles, and multiply it by its temperature."""
         turned = self.transform_key(q, prepared, start)

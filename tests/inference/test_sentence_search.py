@@ -22,6 +22,7 @@ from relpos_fairseq.schemes import scheme_class, scheme_names
 
 pytestmark = pytest.mark.skipif(build.problem() is not None, reason="no C compiler")
 PREPARED = "none sinusoidal learned shaw shaw_keys t5 m1 m2 m3 m4 deberta alibi kerple sandwich log_cpb fire".split()
+PREPARED += ["rope"]
 SHAPES = {
     "norms before": {"encoder_normalize_before": True, "decoder_normalize_before": True},
     "norm of embeddings": {"layernorm_embedding": True},
@@ -115,6 +116,27 @@ def test_every_scheme(scheme: str, words) -> None:
     if scheme in PREPARED:
         assert steps == [32, 32, 7]
     assert_alike(found, fairseqs(generator, model, source_of(3, 6)), 2e-4)
+
+
+JOINED = {  # options, and whether the kernel evaluates whole steps
+    "pairs are halves": ({"position_scheme": "rope", "position_rope_pairs": "halves"}, True),
+    "some channels": ({"position_scheme": "rope", "position_rope_share": "0.5"}, True),
+    "a table beside turns": ({"position_scheme": "rope+t5"}, True),
+    "turns in one layer": ({"position_scheme": "rope/shaw"}, True),
+    "shared by layers": ({"position_scheme": "learned+m4", "position_share": "layers"}, True),
+    "a temperature": ({"position_scheme": "rope", "position_rope_log_n": "on"}, False),
+    "unturned queries beside turned ones": ({"position_scheme": "rope+shaw"}, False),
+    "gates in one layer": ({"position_scheme": "m4/fox", "encoder_position_scheme": "m4"}, False),
+}
+
+
+@pytest.mark.parametrize("which", JOINED)
+def test_joined_schemes(which: str, words) -> None:
+    values, is_whole = JOINED[which]
+    model = lively(**values)
+    with counted() as steps:
+        assert_alike(*searched(model, words, source_of(3, 6), beam_size=3, max_len_b=40, min_len=38), 2e-4)
+    assert (max(steps) > 1) is is_whole
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -47,6 +47,8 @@ typedef struct {
     int64_t rows, normalize_before, threads;
     Linear queries_keys_values, attention_out, query, cross_out, inner, outer;
     Norm attention_norm, cross_norm, final_norm;
+    const real *turn; /* (pairs, 2) cos and sin of the angles by which pairs of channels of queries and keys are turned */
+    int64_t pairs, halves; /* 0: none; 1: channels (c, c + pairs) are a pair, 0: (2c, 2c + 1) */
     const StepCall *attention;       /* of all rows, but for q, the last key and value, and out; or NULL */
     const StepCall *cross;           /* of all rows, but for q and out; or NULL */
     const real *residual, *attended; /* (rows, E), contiguous: the layer's input, and without `attention` its heads */
@@ -480,6 +482,18 @@ static void heads_of_rows(const StepCall *all, real *memory, const real *queries
             step_head(&call, &products, b, h, &buffers);
 }
 
+/* x (heads of `dim` channels) = x with pairs of channels turned. */
+static void turn_heads(const LayerCall *call, real *x, int64_t heads, int64_t dim)
+{
+    int64_t step = call->halves ? 1 : 2, apart = call->halves ? call->pairs : 1;
+    for (int64_t h = 0; h < heads; h++, x += dim)
+        for (int64_t c = 0; c < call->pairs; c++) {
+            real *pair = x + c * step, cosine = call->turn[2 * c], sine = call->turn[2 * c + 1], first = pair[0];
+            pair[0] = first * cosine - pair[apart] * sine;
+            pair[apart] = first * sine + pair[apart] * cosine;
+        }
+}
+
 /* The last of the keys, or values, of the rows from `first` on, which are `given_row` apart. */
 static void keep_last(const StepCall *call, const Tensor *kept, const real *given, int64_t given_row, int64_t first,
                       int64_t rows)
@@ -503,6 +517,8 @@ static const real *attended_rows(const LayerCall *call, const LayerBuffers *buff
     real *queries = buffers->hidden;
     const real *given = begin_branch(call, &call->attention_norm, x, space, rows);
     project(linear, given, rows, NULL, queries, SUM, buffers);
+    for (int64_t i = 0; i < rows && call->pairs; i++)
+        turn_heads(call, queries + i * row, 2 * step->heads, step->tables->dim); /* keys follow queries */
     keep_last(step, &step->k, queries + width, row, first, rows);
     keep_last(step, &step->v, queries + 2 * width, row, first, rows);
     heads_of_rows(step, buffers->of_step, queries, row, space, first, rows);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -52,6 +53,8 @@ class LayerCall(ctypes.Structure):
             for name in ("queries_keys_values", "attention_out", "query", "cross_out", "inner", "outer")
         ),
         *((name, NormArg) for name in ("attention_norm", "cross_norm", "final_norm")),
+        ("turn", _pointer),
+        *((name, _integer) for name in ("pairs", "halves")),
         *((name, _pointer) for name in ("attention", "cross", "residual", "attended", "out")),
     ]
 
@@ -178,14 +181,30 @@ def linear(x: Tensor, packed: Packed) -> Tensor:
     return out.view(*x.shape[:-1], outputs)
 
 
-def layer(form: LayerCall, x: Tensor, attention: Tensor | StepCall, cross: StepCall | None) -> Tensor:
+class Step(NamedTuple):
+    """A step of self-attention without its query, output, last key and last value, which a layer's call writes.
+
+    Args:
+        call: the arguments.
+        turn: (slots, P, 2) cos and sin by which pairs of channels of the step's query and key are turned, and those of
+            later steps; or None.
+        halves: whether channels (c, c + P) are a pair; else (2c, 2c + 1).
+        kept: what must outlive the call.
+    """
+
+    call: StepCall
+    turn: Tensor | None
+    halves: bool
+    kept: list[Any]
+
+
+def layer(form: LayerCall, x: Tensor, attention: Tensor | Step, cross: StepCall | None) -> Tensor:
     """Return a decoder layer's output (rows, E) for its input, and self-attention or what it found.
 
     Args:
         form: what the layer has of its own: linear layers, norms, and where these stand.
         x: (rows, E), contiguous.
-        attention: (rows, E), contiguous, before its projection; or a step of self-attention without its query, output,
-            last key and last value, which the call writes.
+        attention: (rows, E), contiguous, before its projection; or a step of self-attention.
         cross: a step of attention to the source, without its query and output; None: there is no source.
 
     Raises:
@@ -198,22 +217,24 @@ def layer(form: LayerCall, x: Tensor, attention: Tensor | StepCall, cross: StepC
             f"take a fresh incremental state where the type of a model changes"
         )
     out = x.new_empty(x.shape)
-    is_step = isinstance(attention, StepCall)
-    call = prepared(form, len(x), attention if is_step else None, cross)
+    call = prepared(form, len(x), None if isinstance(attention, Tensor) else attention, cross)
     call.residual, call.out = x.data_ptr(), out.data_ptr()
-    if not is_step:
+    if isinstance(attention, Tensor):
         call.attended = attention.data_ptr()
     if build.entry(x.dtype, "relpos_layer", LayerCall)(call):
         raise MemoryError(f"a decoder's layer has no memory for {len(x)} rows of {form.inner.outputs} numbers")
     return out
 
 
-def prepared(form: LayerCall, rows: int, attention: StepCall | None, cross: StepCall | None) -> LayerCall:
+def prepared(form: LayerCall, rows: int, attention: Step | None, cross: StepCall | None) -> LayerCall:
     """Return a layer's arguments for a step of so many rows, but for its input and output."""
     call = LayerCall.from_buffer_copy(form)
     call.rows = rows
     call.threads = build.threads_for(rows * form.inner.inputs * form.inner.outputs, WORK_OF_A_THREAD)
-    call.attention = None if attention is None else ctypes.addressof(attention)
+    if attention is not None:
+        call.attention = ctypes.addressof(attention.call)
+        if attention.turn is not None:
+            call.turn, call.pairs, call.halves = attention.turn.data_ptr(), attention.turn.size(1), attention.halves
     call.cross = None if cross is None else ctypes.addressof(cross)
     return call
 

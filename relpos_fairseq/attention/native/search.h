@@ -13,7 +13,7 @@
 typedef struct {
     /* Of the decoder; num_layers 0: `candidates` holds what one step found, and nothing else is read here. */
     CandidatesCall candidates; /* of `beam` rows, of which the first step reads one */
-    const LayerCall *layers;   /* (num_layers,) of a step; each step of attention is advanced in place */
+    LayerCall *layers;         /* (num_layers,) of a step; they are advanced in place */
     int64_t num_layers, channels;
     const real *embedding; /* (vocabulary, channels) */
     double embed_scale;
@@ -133,13 +133,15 @@ static void embed_last(const SearchCall *call, int64_t begun)
         normalize_rows(&call->embedding_norm, call->x, call->x, call->beam, channels);
 }
 
-/* Let a step of self-attention read one key more. */
+/* Let a step of self-attention read one key more, and turn it by its slot's angles. */
 static void advance(const SearchCall *call)
 {
     for (int64_t i = 0; i < call->num_layers; i++) {
-        StepCall *step = (StepCall *)call->layers[i].attention;
+        LayerCall *layer = call->layers + i;
+        StepCall *step = (StepCall *)layer->attention;
         step->src_len++;
         step->query_factors.data += step->rank; /* the factors of a query stand by position */
+        layer->turn += 2 * layer->pairs;
     }
 }
 
