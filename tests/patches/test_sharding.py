@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from fairseq import config, options
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import DictConfig
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing import start_processes
 
 from cases import ENCODERS, randomize
 from helpers import commands as cli
+from helpers import recipes
 from helpers.commands import Corpus
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.nn import PositionDecoderLayer, PositionEncoderLayer
+from relpos_fairseq.patches import sharding
 from relpos_fairseq.schemes import scheme_names
 
 # An epoch has ten batches, five updates of two; eps keeps Adam from magnifying rounding errors of gradients of 0.
@@ -104,28 +112,51 @@ def test_gradients_that_are_not_finite_leave_a_crash_checkpoint(corpus: Corpus, 
     assert (tmp_path / "two" / "crash.pt").is_file()
 
 
-@pytest.mark.parametrize(
-    ("flags", "remedy"),
-    [
-        (("--store-ema",), "--store-ema True does not work with --ddp-backend fully_sharded"),
-        (("--encoder-layerdrop", "0.5"), "--encoder-layerdrop 0.5 does not work .*: give 0"),
-        (("--fp16",), "--fp16 True does not work .* give --fp16-no-flatten-grads too, or --bf16"),
-        (("--zero-sharding", "os"), "--zero-sharding os does not work .* sharded already"),
-        (("--criterion", "adaptive_loss"), "--criterion adaptive_loss does not work .* give cross_entropy"),
-        (("--cpu-offload",), "--cpu-offload True does not work .* leave it out"),
-    ],
-)
-def test_what_cannot_be_sharded_is_refused(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], remedy: str
-) -> None:
-    for name, value in cli.places_of(2)[1].items():
-        monkeypatch.setenv(name, value)
-    given = cli.train_arguments(corpus, tmp_path, *STILL, *SHARDED)
-    if "--criterion" in flags:
-        at = given.index("--label-smoothing")
-        del given[at : at + 2]
-    with pytest.raises(UserError, match=remedy):
-        cli.call("train", *given, *flags)
+FLAGS = """--store-ema --use-bmuf --amp --quantization-config-path pq.yaml --model-parallel-size 2 --use-sharded-state
+    --heartbeat-timeout 60 --cpu-offload --pipeline-model-parallel --zero-sharding os --encoder-layerdrop 0.5
+    --decoder-layerdrop 0.5 --adaptive-input --base-layers 1 --quant-noise-pq 0.1 --criterion adaptive_loss
+    --task online_backtranslation --mono-langs a,b --valid-lang-pairs a-b --fp16"""
+OVERRIDES = """ema.store_ema=True optimization.use_bmuf=True common.amp=True common.quantization_config_path=pq.yaml
+    common.model_parallel_size=2 distributed_training.use_sharded_state=True distributed_training.heartbeat_timeout=60
+    distributed_training.cpu_offload=True distributed_training.pipeline_model_parallel=True
+    distributed_training.zero_sharding=os +model._name=relpos_transformer +model.encoder_layerdrop=0.5
+    +model.decoder_layerdrop=0.5 +model.adaptive_input=True +model.base_layers=1 +model.quant_noise_pq=0.1
+    criterion=adaptive_loss +task._name=online_backtranslation common.fp16=True"""
+
+
+def of_flags(backend: str, processes: int) -> DictConfig:
+    """Return what fairseq-train makes of FLAGS."""
+    line = f"data --arch relpos_transformer {FLAGS} --ddp-backend {backend} --distributed-world-size {processes}"
+    given = options.parse_args_and_arch(options.get_training_parser(), line.split())
+    return convert_namespace_to_omegaconf(given)
+
+
+def of_overrides(backend: str, processes: int) -> DictConfig:
+    """Return what fairseq-hydra-train makes of OVERRIDES."""
+    place = "distributed_training"
+    more = (f"{place}.ddp_backend={backend}", f"{place}.distributed_world_size={processes}")
+    cfg = recipes.composed(Path(config.__file__).parent, "config", *OVERRIDES.split(), *more)
+    add_defaults(cfg)
+    return cfg
+
+
+@pytest.mark.parametrize("made", [of_flags, of_overrides])
+def test_what_cannot_be_sharded_is_refused(made: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each option is named as it is typed."""
+    cfg, named = made(sharding.BACKEND, 2), r"(--.*) \(hydra: (.*)\) does not work with --ddp-backend fully_sharded"
+    for row in [[row] for row in sharding.REFUSED] + [[]]:
+        monkeypatch.setattr(sharding, "REFUSED", row)
+        with pytest.raises(UserError, match=named) as refused:
+            sharding.refuse_unshardable(cfg)
+        flag, override = re.match(named, str(refused.value)).groups()
+        assert flag in " ".join(FLAGS.split())
+        assert override in OVERRIDES or override.replace("=", "._name=") in OVERRIDES
+    assert flag == "--fp16"
+
+
+@pytest.mark.parametrize("given", [("pytorch_ddp", 2), (sharding.BACKEND, 1)])
+def test_other_trainings_are_not_refused(given: tuple[str, int]) -> None:
+    sharding.refuse_unshardable(of_flags(*given))
 
 
 @pytest.mark.slow
