@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -91,7 +92,10 @@ def shard(original, args, model, process_group, device):
     how = {"mesh": DeviceMesh.from_group(process_group, device.type)}
     if args.fp32_reduce_scatter:
         how["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    names = Counter(map(id, dict(model.named_parameters(remove_duplicate=False)).values()))
     for layer in [part for part in model.modules() if getattr(part, "shards_apart", False)]:
+        if any(names[id(parameter)] > 1 for parameter in layer.parameters()):
+            continue  # one that layers share is sharded once
         layer.reshards = not args.no_reshard_after_forward
         fully_shard(layer, reshard_after_forward=layer.reshards, **how)
     fully_shard(model, **how)

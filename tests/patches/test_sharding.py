@@ -6,6 +6,8 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,16 +15,16 @@ from fairseq import config, options
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing import start_processes
 
-from cases import ENCODERS, randomize
 from helpers import commands as cli
 from helpers import recipes
 from helpers.commands import Corpus
+from helpers.every_model import Made, roberta, translation
+from helpers.lm_models import small_xl, stream
+from helpers.models import randomized
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.nn import PositionDecoderLayer, PositionEncoderLayer
 from relpos_fairseq.patches import sharding
 from relpos_fairseq.schemes import scheme_names
 
@@ -168,17 +170,18 @@ def test_an_optimizer_of_whole_tensors_is_refused(corpus: Corpus, tmp_path: Path
         cli.forked_training([*arguments, "--optimizer", "adagrad"], 2, tmp_path / "log")
 
 
-def backward(scheme: str) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """Return two equal layers with a scheme, the second one sharded, after a backward of one and half a batch."""
-    kind = PositionEncoderLayer if scheme in ENCODERS else PositionDecoderLayer
-    made = [kind(16, 2, 24, scheme, dropout=0.0, max_positions=9) for _ in range(2)]
-    x = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(1))
-    for layer in made:
-        randomize(layer)
-    fully_shard(made[1], mesh=torch.distributed.init_device_mesh("cpu", (2,)))
-    made[0](x).square().sum().div(2).backward()  # shards get the mean of processes
-    made[1](x[torch.distributed.get_rank()][None]).square().sum().backward()
-    return made[0], made[1]
+def gradients(made: Callable, scheme: str, rank: int | None) -> dict[str, torch.Tensor | None]:
+    """Return the gradients of a model that reads a batch of two, or one of two processes' that read a row each."""
+    model, given, _ = made(scheme, min_params_to_wrap=0)
+    randomized(model)
+    if rank is not None:
+        args = SimpleNamespace(ddp_backend=sharding.BACKEND, fp32_reduce_scatter=False, no_reshard_after_forward=False)
+        sharding.shard(None, args, model, torch.distributed.group.WORLD, torch.device("cpu"))
+    rows = slice(2) if rank is None else slice(rank, rank + 1)
+    given = {name: tokens if tokens is None else tokens[rows] for name, tokens in given.items()}
+    loss = model(**given)[0].square().sum()
+    (loss / 2 if rank is None else loss).backward()  # shards get the mean of processes
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 def compare_schemes(rank: int, place: dict[str, str]) -> None:
@@ -186,17 +189,28 @@ def compare_schemes(rank: int, place: dict[str, str]) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{place['MASTER_PORT']}", rank=rank, world_size=2
     )
-    for scheme in [name for name in scheme_names() if name != "sentence"]:  # a layer alone sees no tokens
-        whole, sharded = (dict(layer.named_parameters()) for layer in backward(scheme))
+    others = [(translation, "deberta_released"), (without_memory, "m4"), (roberta, "deberta")]  # layers share a table
+    for made, scheme in [*((of_one_layer, scheme) for scheme in scheme_names()), *others]:
+        whole, sharded = gradients(made, scheme, None), gradients(made, scheme, rank)
         assert whole.keys() == sharded.keys()
-        for name, parameter in sharded.items():
-            assert isinstance(parameter, DTensor), (scheme, name)
-            expected, found = whole[name].grad, parameter.grad
-            assert (expected is None) == (found is None), (scheme, name)
+        for name, found in sharded.items():
+            assert (whole[name] is None) == (found is None), (scheme, name)
             if found is not None:
-                close = torch.allclose(found.full_tensor(), expected, atol=1e-4, rtol=1e-4)
-                assert close, (scheme, name, found.full_tensor() - expected)
+                assert isinstance(found, DTensor), (scheme, name)
+                rows = sharding._cut(whole[name], found).to_local()
+                close = torch.allclose(found.to_local(), rows, atol=1e-4, rtol=1e-4)
+                assert close, (scheme, name, found.to_local() - rows)
     torch.distributed.destroy_process_group()
+
+
+def of_one_layer(scheme: str, **values: Any) -> Made:
+    """Return a model whose sides have a layer each, and a batch."""
+    return translation(scheme, encoder_layers=1, decoder_layers=1, **values)
+
+
+def without_memory(scheme: str, **values: Any) -> Made:
+    """Return a model with memory, and a first segment."""
+    return small_xl(position_scheme=scheme, **values), {"src_tokens": stream()}, None
 
 
 def test_every_scheme_has_the_gradients_of_one_process() -> None:
