@@ -102,7 +102,8 @@ def test_half_precision_resumes(corpus: Corpus, tmp_path: Path, how: tuple[str, 
 def test_translations_are_scored_in_training(corpus: Corpus, tmp_path: Path) -> None:
     """Searches of the two processes have different lengths; what is saved afterwards is whole."""
     flags = [one for one in STILL if one != "--disable-validation"]
-    flags += ["--eval-bleu", "--eval-bleu-args", '{"max_len_b": 14}', "--validate-interval-updates", "2", *EVERY_LAYER]
+    flags += ["--eval-bleu", "--eval-bleu-args", '{"max_len_a": 1, "max_len_b": 2}', *EVERY_LAYER]
+    flags += ["--validate-interval-updates", "2", "--batch-size-valid", "16"]  # a batch of short sources, one of long
     arguments = cli.train_arguments(corpus, tmp_path / "two", *flags, *SHARDED)
     said = cli.forked_training(arguments, 2, tmp_path / "log")
     assert said.count("| bleu ") >= 2
@@ -130,9 +131,9 @@ OVERRIDES = """ema.store_ema=True optimization.use_bmuf=True common.amp=True com
     criterion=adaptive_loss +task._name=online_backtranslation common.fp16=True"""
 
 
-def of_flags(backend: str, processes: int) -> DictConfig:
-    """Return what fairseq-train makes of FLAGS."""
-    line = f"data --arch relpos_transformer {FLAGS} --ddp-backend {backend} --distributed-world-size {processes}"
+def of_flags(backend: str, processes: int, flags: str = FLAGS) -> DictConfig:
+    """Return what fairseq-train makes of flags."""
+    line = f"data --arch relpos_transformer {flags} --ddp-backend {backend} --distributed-world-size {processes}"
     given = options.parse_args_and_arch(options.get_training_parser(), line.split())
     return convert_namespace_to_omegaconf(given)
 
@@ -160,8 +161,11 @@ def test_what_cannot_be_sharded_is_refused(made: Callable, monkeypatch: pytest.M
     assert flag == "--fp16"
 
 
-@pytest.mark.parametrize("given", [("pytorch_ddp", 2), (sharding.BACKEND, 1)])
-def test_other_trainings_are_not_refused(given: tuple[str, int]) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [("pytorch_ddp", 2, FLAGS), (sharding.BACKEND, 1, FLAGS), (sharding.BACKEND, 2, "--task translation --bf16")],
+)
+def test_other_trainings_are_not_refused(given: tuple[str, int, str]) -> None:
     sharding.refuse_unshardable(of_flags(*given))
 
 
