@@ -271,8 +271,7 @@ class RelPosXLDecoder(RelPosLMDecoder):
         """Return the memory that a forward pass reads: `memory` checked and cut to `mem_len`, or an empty one."""
         width = self.embed_dim
         if memory is None:
-            like = next(self.layers.parameters())
-            return Memory.empty(self.num_layers, tokens.size(0), width, like)
+            return Memory.empty(self.num_layers, tokens.size(0), width, tokens)
         memory.check(self.num_layers, tokens.size(0), width)
         return memory.last(self.mem_len).on(tokens.device)
 

@@ -188,7 +188,7 @@ def load_or_explain(original, read, trainer, filename, reset_optimizer, *args, *
     cfg = read[-1][0]["cfg"] if read else None  # of the checkpoint, if this process has read it
     told, here = (training_of(cfg), training_of(trainer.cfg)) if read else ({}, {})
     others = [name for name in told if _plain(told[name]) != _plain(here.get(name))]
-    if isinstance(refusal, AssertionError) and "please reset the optimizer" in str(refusal):
+    if told and isinstance(refusal, AssertionError) and "please reset the optimizer" in str(refusal):
         raise _disagreement(filename, told, here, others or list(told), "--reset-optimizer") from None
     if isinstance(refusal, KeyError) and SCHEDULER in others:
         raise _disagreement(filename, told, here, [SCHEDULER], "--reset-lr-scheduler") from None

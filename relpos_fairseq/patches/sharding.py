@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,22 +23,25 @@ from relpos_fairseq.io.errors import UserError
 
 BACKEND = "fully_sharded"
 SAME_PARTS = "every process must use the same parameters"
-# What does not work under it: a part of the config, an option, its values that do not (None: any that is set), why.
+# What does not work under it: an option's place in the config, its values that do not (None: any that is set), why.
 REFUSED = (
-    ("ema", "store_ema", None, "average checkpoints (relpos average)"),
-    ("optimization", "use_bmuf", None, "leave it out"),
-    ("common", "amp", None, "give --bf16"),
-    ("common", "quantization_config_path", None, "quantise on one process"),
-    ("distributed_training", "use_sharded_state", None, "leave it out: the checkpoint is whole"),
-    ("distributed_training", "cpu_offload", None, "leave it out"),
-    ("distributed_training", "pipeline_model_parallel", None, "leave it out"),
-    ("distributed_training", "zero_sharding", ("os",), "leave it out: the optimizer's state is sharded already"),
-    ("model", "encoder_layerdrop", None, f"give 0: {SAME_PARTS}"),
-    ("model", "decoder_layerdrop", None, f"give 0: {SAME_PARTS}"),
-    ("model", "base_layers", None, f"give 0: {SAME_PARTS}"),
-    ("model", "quant_noise_pq", None, "give 0: its noise overwrites parameters"),
-    ("criterion", "_name", ("adaptive_loss",), f"give cross_entropy: {SAME_PARTS}"),
-    ("task", "_name", ("online_backtranslation",), "it searches in training: give another --ddp-backend"),
+    ("ema.store_ema", None, "average checkpoints (relpos average)"),
+    ("optimization.use_bmuf", None, "leave it out"),
+    ("common.amp", None, "give --bf16"),
+    ("common.quantization_config_path", None, "quantise on one process"),
+    ("common.model_parallel_size", range(2, sys.maxsize), "give 1"),
+    ("distributed_training.heartbeat_timeout", range(1, sys.maxsize), "leave it out"),
+    ("distributed_training.use_sharded_state", None, "leave it out: the checkpoint is whole"),
+    ("distributed_training.cpu_offload", None, "leave it out"),
+    ("distributed_training.pipeline_model_parallel", None, "leave it out"),
+    ("distributed_training.zero_sharding", ("os",), "leave it out: the optimizer's state is sharded already"),
+    ("model.encoder_layerdrop", None, f"give 0: {SAME_PARTS}"),
+    ("model.decoder_layerdrop", None, f"give 0: {SAME_PARTS}"),
+    ("model.adaptive_input", None, f"leave it out: {SAME_PARTS}"),
+    ("model.base_layers", None, f"give 0: {SAME_PARTS}"),
+    ("model.quant_noise_pq", None, "give 0: its noise overwrites parameters"),
+    ("criterion._name", ("adaptive_loss",), f"give cross_entropy: {SAME_PARTS}"),
+    ("task._name", ("online_backtranslation",), "it searches in training: give another --ddp-backend"),
 )
 
 
@@ -48,14 +52,16 @@ def refuse_unshardable(cfg: Any) -> None:
         return
     refused = list(REFUSED)
     if not (cfg.common.memory_efficient_fp16 or cfg.common.fp16_no_flatten_grads or cfg.common.bf16):
-        refused.append(("common", "fp16", None, "give --fp16-no-flatten-grads too, or --bf16"))
-    for part, name, values, remedy in refused:
+        refused.append(("common.fp16", None, "give --fp16-no-flatten-grads too, or --bf16"))
+    for place, values, remedy in refused:
+        part, _, name = place.partition(".")
         value = getattr(cfg.get(part), name, None)
         if value in values if values else value:
-            flag = part if name == "_name" else name
+            flag = f"--{(part if name == '_name' else name).replace('_', '-')}"
+            typed = flag if value is True else f"{flag} {value}"
             raise UserError(
-                f"--{flag.replace('_', '-')} {value} does not work with --ddp-backend {BACKEND} on several processes: "
-                f"{remedy}"
+                f"{typed} (hydra: {place.removesuffix('._name')}={value}) does not work with --ddp-backend {BACKEND} "
+                f"on several processes: {remedy}"
             )
 
 
@@ -86,7 +92,10 @@ def shard(original, args, model, process_group, device):
     how = {"mesh": DeviceMesh.from_group(process_group, device.type)}
     if args.fp32_reduce_scatter:
         how["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    names = Counter(map(id, dict(model.named_parameters(remove_duplicate=False)).values()))
     for layer in [part for part in model.modules() if getattr(part, "shards_apart", False)]:
+        if any(names[id(parameter)] > 1 for parameter in layer.parameters()):
+            continue  # one that layers share is sharded once
         layer.reshards = not args.no_reshard_after_forward
         fully_shard(layer, reshard_after_forward=layer.reshards, **how)
     fully_shard(model, **how)

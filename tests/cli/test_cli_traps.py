@@ -28,9 +28,10 @@ from helpers import commands as cli
 from helpers.commands import SMALL, TEST_SENTENCES, USER_DIR, Corpus, Malicious
 from helpers.fault_jobs import finished
 from relpos_fairseq import plugin
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerConfig, nested
 from relpos_fairseq.modules.multihead_attention import RelPosMultiheadAttention
-from relpos_fairseq.patches import arguments, training
+from relpos_fairseq.patches import arguments, checkpoints, training
 from relpos_fairseq.patches.training import quiet_warnings
 
 UPDATES = ("--max-update", "2", "--disable-validation")
@@ -301,6 +302,16 @@ def test_a_resume_under_another_optimizer(corpus, tmp_path):
             train_by(corpus, tmp_path, *four, *other)
     assert "num_updates: 4" in train_by(corpus, tmp_path, *four, "--bf16", "--optimizer", "relpos_adam", *fixed)
     train_by(corpus, tmp_path, "--max-update", "6", "--bf16", "--optimizer", "nag", *fixed, "--reset-optimizer")
+
+
+def test_a_process_that_is_given_a_checkpoint_says_what_fairseq_does():
+    """Of several processes one reads the file, and can say what it was trained with."""
+
+    def refuse(*unused):
+        raise AssertionError("Optimizer does not match; please reset the optimizer (--reset-optimizer). Adam vs NAG")
+
+    with pytest.raises(UserError, match=r"a\.pt is not .*reset the optimizer .*Adam vs NAG"):
+        checkpoints.load_or_explain(refuse, [], None, "a.pt", False)
 
 
 TRUNCATED = "{path} ({size:,} bytes) is truncated or no checkpoint: copy it again"
