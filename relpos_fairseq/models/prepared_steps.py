@@ -41,7 +41,8 @@ def prepared_steps(
     x = embedding.new_empty(1, rows, embedding.size(1))
     layers = [decoder.layers[index] for index in range(decoder.num_layers)]
     given = x, context, source, padding, state
-    stop = min([most, *(layer.step.serves_until(*given) for layer in layers)])
+    tables = (scheme.shape.max_positions for scheme in decoder.positions.shared if scheme.table_limited)
+    stop = min([most, *tables, *(layer.step.serves_until(*given) for layer in layers)])
     if stop < length:
         return None
     prepared = [layer.step.prepared(*given) for layer in layers]
@@ -78,5 +79,5 @@ def _is_plain(decoder: RelPosDecoder) -> bool:
         and all(map(is_affine, norms))
         and all(type(layer) is RelPosDecoderLayer and layer.step is not None for layer in layers)
         and not any(scheme.by_length or scheme.counts_sentences for scheme in decoder.positions.shared)
-        and not any(map(is_hooked, (decoder, decoder.embed_tokens, *norms, *layers)))
+        and not any(map(is_hooked, (decoder, decoder.embed_tokens, decoder.dropout_module, *norms, *layers)))
     )

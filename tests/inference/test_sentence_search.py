@@ -165,9 +165,40 @@ def test_a_language_model(scheme: str) -> None:
     assert_alike(found, expected)
 
 
-def test_a_hook_sees_every_step(words) -> None:
+def test_a_table_is_read_as_far_as_hypotheses_go(words) -> None:
+    """The length of the source, which is theirs here, may be greater than the table's, at whose end they all end."""
+    model = lively(position_scheme="learned", max_target_positions=8, encoder_position_scheme="none")
+    options = {"beam_size": 2, "match_source_len": True}
+    with torch.no_grad():
+        model.decoder.layers[1].final_layer_norm.bias.fill_(9)
+        model.decoder.output_projection.weight[2].fill_(9)
+    assert_alike(*searched(model, words, source_of(4, 12), **options))
+    with pytest.raises(ValueError, match="8 positions and the input has 9"):
+        searched(model, words, source_of(4, 12), min_len=9, **options)
+
+
+def test_hypotheses_that_begin_with_padding(models, words) -> None:
+    """Fairseq hides their first token."""
+    generator = SequenceGenerator([models["m4"]], words, max_len_b=9)
+    generator.weighs = False
+    found = generator.generate([models["m4"]], source_of(1, 5), bos_token=1)
+    assert_alike(found, fairseqs(generator, models["m4"], source_of(1, 5), 1))
+
+
+@pytest.mark.parametrize("scheme", ["m4", "rope"])
+def test_another_default_type(scheme: str, words) -> None:
+    model = lively(position_scheme=scheme)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert_alike(*searched(model, words, source_of(1, 5), max_len_b=9))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("part", ["layers.1", "dropout_module"])
+def test_a_hook_sees_every_step(part: str, words) -> None:
     model, seen = lively(position_scheme="m4"), []
-    model.decoder.layers[1].register_forward_hook(lambda *given: seen.append(1))
+    model.decoder.get_submodule(part).register_forward_hook(lambda *given: seen.append(1))
     searched(model, words, source_of(1, 5), beam_size=2, max_len_b=9, min_len=9)
     assert len(seen) == 20
 

@@ -108,7 +108,7 @@ class Search:
             }.items()
         }
         self._numbers = {
-            name: torch.empty(*shape)
+            name: torch.empty(*shape, dtype=torch.float32)
             for name, shape in {"scores": (steps, beam), "best": (2 * beam,), "ended_scores": (beam, steps)}.items()
         }
         self._call = SearchCall(
@@ -160,7 +160,7 @@ class Search:
         call.embedding, call.embed_scale = steps.embedding.data_ptr(), steps.scale
         call.added = None if steps.added is None else steps.added.data_ptr()
         call.embedding_norm, call.final_norm = (NormArg() if norm is None else norm_arg(norm) for norm in steps.norms)
-        x, y = torch.empty(2, beam, channels)
+        x, y = torch.empty(2, beam, channels, dtype=torch.float32)
         call.x, call.y = x.data_ptr(), y.data_ptr()
         call.candidates, *found = form_candidates(
             x, call.candidates.first, call.candidates.best, steps.temperature, steps.projection

@@ -145,7 +145,7 @@ def search(original, self, sample, prefix_tokens=None, constraints=None, bos_tok
     """
     with generation_of(_longest(self, sample)):
         generator = narrowed(self, prefix_tokens)
-        if sentence_search.serves(generator, sample, constraints):
+        if sentence_search.serves(generator, sample, constraints, bos_token):
             return sentence_search.search(generator, sample, bos_token)
         return training.generate(original, generator, sample, prefix_tokens, constraints, bos_token)
 

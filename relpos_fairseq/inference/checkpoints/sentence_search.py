@@ -18,11 +18,13 @@ from relpos_fairseq.inference.checkpoints.narrow_search import ColumnModel, Colu
 from relpos_fairseq.models.prepared_steps import take_back
 
 
-def serves(generator: SequenceGenerator, sample: dict[str, Any], constraints: Any) -> bool:
+def serves(
+    generator: SequenceGenerator, sample: dict[str, Any], constraints: Any, bos_token: int | None = None
+) -> bool:
     """Return whether a batch is one sentence of tokens, whose attention nobody reads, and its search has columns."""
     source = sample["net_input"].get("src_tokens")
     of_columns = type(generator) is SequenceGenerator and isinstance(generator.model, ColumnModel)
-    if not of_columns or source is None or constraints is not None:
+    if not of_columns or source is None or constraints is not None or bos_token == generator.pad:  # keys are hidden
         return False
     return not generator.model.weighs and source.dim() == 2 and len(source) == 1
 
