@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor, nn
 
@@ -52,8 +50,7 @@ def prepared_steps(
     norms = decoder.layernorm_embedding, decoder.layer_norm
     calls = (LayerCall * len(layers))(*(call for call, _ in prepared))
     places = decoder.layers[0].self_attn.cache(state).key_rows()[:, : length - 1]
-    kept = prepared, ctypes.addressof(calls)
-    return Steps(calls, stop, places, embedding, decoder.embed_scale, added, norms, projection, temperature, kept)
+    return Steps(calls, stop, places, embedding, decoder.embed_scale, added, norms, projection, temperature, prepared)
 
 
 def take_back(decoder: RelPosDecoder, state: dict, places: Tensor) -> None:

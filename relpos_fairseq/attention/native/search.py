@@ -193,4 +193,4 @@ class Search:
         """Return the units of each hypothesis that has ended, and its sums of log-probabilities, in their order."""
         lengths = self._integers["ended_lengths"][: self._call.ended].tolist()
         tokens, scores = self._integers["ended_tokens"], self._numbers["ended_scores"]
-        return [(tokens[row, :length], scores[row, :length]) for row, length in enumerate(lengths)]
+        return [(tokens[row, :length].clone(), scores[row, :length].clone()) for row, length in enumerate(lengths)]

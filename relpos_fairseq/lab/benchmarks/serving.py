@@ -36,7 +36,7 @@ from relpos_fairseq.nn.packed import BFloat16Linear
 
 PACKAGE = Path(__file__).resolve().parents[2]
 TIMED = re.compile(r"Translated .*?\(([\d.]+) sentences/s")
-COMPARED = 64  # sentences on which an export is compared with the checkpoint
+COMPARED, COMPARED_IN_TURNS = 64, 8  # sentences on which an export is compared with the checkpoint
 Lines = list[list[str]]  # symbols of each sentence
 
 
@@ -130,7 +130,7 @@ def in_turns(
     with tempfile.TemporaryDirectory() as name:
         for kind in (None, "int8"):
             folder = Path(name) / str(kind)
-            run_apart(ct2.export, checkpoint, folder, kind, data, COMPARED)
+            run_apart(ct2.export, checkpoint, folder, kind, data, COMPARED_IN_TURNS)
             for size in sizes:
                 times = run_apart(_both, (checkpoint, data, True, kind), folder, sources, search, rounds, size)
                 ours, theirs = ([sum(map(of_rounds, one)) for of_rounds in (min, median)] for one in times)
