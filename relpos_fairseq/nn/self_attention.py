@@ -173,8 +173,8 @@ class SelfAttention(nn.Module):
             return None
         if context.rotation is not None and _turns(context)[0] is None:
             return None
-        like = query.new_empty(self.head_dim).expand(query.size(1), self.num_heads, 1, -1)
         if not cache.kept and self.position.gates(query, None)["log_gates"] is None:
+            like = self._one_key(query)
             cache.begin({"key": like, "value": like})
         if cache.kept != {"key": query.dtype, "value": query.dtype}:
             return None
@@ -185,10 +185,15 @@ class SelfAttention(nn.Module):
         if context.rotation is not None and any(term.uses_unrotated_qk for term in terms):
             return None
         if tables is not cache.decided_by:
+            like = self._one_key(query)
             keys = like.expand(-1, -1, context.positions.src_len, -1)
             step = AttentionInputs(like, keys, keys, terms, context.positions, self.scale, step_tables=tables)
             cache.decided_by, cache.is_read_by_rows = tables, reads_key_rows(step, self.backend, with_layer=True)
         return (terms, tables) if cache.is_read_by_rows else None
+
+    def _one_key(self, query: Tensor) -> Tensor:
+        """Return a tensor of a step's keys' shape (B, H, 1, D) and type for its input (1, B, E)."""
+        return query.new_empty(self.head_dim).expand(query.size(1), self.num_heads, 1, -1)
 
     def _inputs(self, query: Tensor, context: PositionContext, key_padding: Tensor | None) -> AttentionInputs:
         """Project (T, B, E) and return the inputs of attention, with shared and own terms."""

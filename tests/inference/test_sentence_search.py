@@ -124,7 +124,7 @@ JOINED = {  # options, and whether the kernel evaluates whole steps
     "a table beside turns": ({"position_scheme": "rope+t5"}, True),
     "turns in one layer": ({"position_scheme": "rope/shaw"}, True),
     "shared by layers": ({"position_scheme": "learned+m4", "position_share": "layers"}, True),
-    "a temperature": ({"position_scheme": "rope", "position_rope_log_n": "on"}, False),
+    "a temperature": ({"position_scheme": "rope", "position_rope_log_n": "on", "position_rope_length": "4"}, False),
     "unturned queries beside turned ones": ({"position_scheme": "rope+shaw"}, False),
     "gates in one layer": ({"position_scheme": "m4/fox", "encoder_position_scheme": "m4"}, False),
 }
