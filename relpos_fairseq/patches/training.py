@@ -326,8 +326,9 @@ def build_optimizer(original, self):
                 "this processor multiplies bf16: --bf16 would train about twice as fast (what it costs: "
                 "examples/comparison/README.md)"
             )
-    original(self)
+    found = original(self)
     check_optimizer(self._optimizer, self.cfg.optimizer._name)
+    return found
 
 
 PACKAGE = str(Path(__file__).resolve().parents[1])

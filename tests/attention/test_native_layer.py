@@ -19,7 +19,6 @@ from helpers.attention_calls import threads
 from helpers.models import batch, small_model
 from relpos_fairseq.attention.native import build, layer
 from relpos_fairseq.attention.native.candidates import candidates
-from relpos_fairseq.attention.native.step import StepCall
 from relpos_fairseq.modules.layer_step import CHANGES
 from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.nn.packed import pack, quantize
@@ -127,7 +126,7 @@ def test_steps_of_every_scheme(scheme, monkeypatch):
     pack(model)
 
     def called(form: Any, x: Tensor, attention: Any, *more: Any) -> Tensor:
-        given.append(isinstance(attention, StepCall))
+        given.append(isinstance(attention, layer.Step))
         return honest(form, x, attention, *more)
 
     monkeypatch.setattr(layer, "layer", called)

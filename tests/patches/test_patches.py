@@ -443,8 +443,11 @@ def test_who_would_train_sooner_in_bf16_is_told(changed, said, caplog, monkeypat
     monkeypatch.setattr(BFloat16Linear, "problem", lambda: changed.get("no"))
     common = SimpleNamespace(fp16=False, bf16=changed.get("bf16", False), tpu=False)
     model = SimpleNamespace(_name=changed.get("_name", "relpos_roberta_base"))
-    cfg = SimpleNamespace(common=common, model=model, optimizer="adam")
-    trainer = SimpleNamespace(cfg=cfg, cuda=changed.get("cuda", False), is_data_parallel_master=True)
+    cfg = SimpleNamespace(common=common, model=model, optimizer=SimpleNamespace(_name="adam"))
+    optimizer = SimpleNamespace(params=[])
+    trainer = SimpleNamespace(
+        cfg=cfg, _optimizer=optimizer, cuda=changed.get("cuda", False), is_data_parallel_master=True
+    )
     with caplog.at_level(logging.INFO, training.__name__):
         assert training.build_optimizer(lambda self: self, trainer) is trainer
     assert said == ("--bf16 would train about twice as fast" in caplog.text)
