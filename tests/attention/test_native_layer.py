@@ -349,7 +349,7 @@ SMALL_STACK = """
 import threading, torch
 from relpos_fairseq.attention.native import layer
 
-threading.stack_size(256 * 1024)
+threading.stack_size(192 * 1024)
 found = []
 
 def multiply(packed, x, weight):
