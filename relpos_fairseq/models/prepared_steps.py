@@ -10,7 +10,7 @@ from relpos_fairseq.attention.native.search import Steps
 from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.models.decoder import RelPosDecoder, encoder_parts
 from relpos_fairseq.modules.cross_attention import SOURCES
-from relpos_fairseq.modules.layer_step import is_affine
+from relpos_fairseq.modules.layer_step import Coming, is_affine
 from relpos_fairseq.modules.transformer_layer import RelPosDecoderLayer
 from relpos_fairseq.nn.packed import for_kernel, is_hooked, is_plain
 
@@ -38,12 +38,12 @@ def prepared_steps(
     added, context = decoder.place(tokens, state)
     x = embedding.new_empty(1, rows, embedding.size(1))
     layers = [decoder.layers[index] for index in range(decoder.num_layers)]
-    given = x, context, source, padding, state
+    given = Coming(x, context, source, padding, state)
     tables = (scheme.shape.max_positions for scheme in decoder.positions.shared if scheme.table_limited)
-    stop = min([most, *tables, *(layer.step.serves_until(*given) for layer in layers)])
+    stop = min([most, *tables, *(layer.step.serves_until(given) for layer in layers)])
     if stop < length:
         return None
-    prepared = [layer.step.prepared(*given) for layer in layers]
+    prepared = [layer.step.prepared(given) for layer in layers]
     if added is not None:
         positions = Positions(stop - length + 1, stop, length - 1, device=tokens.device)
         added = decoder.positions.embed(positions)[0].contiguous()

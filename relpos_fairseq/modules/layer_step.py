@@ -42,6 +42,24 @@ class Form(NamedTuple):
         return type(None), ()
 
 
+class Coming(NamedTuple):
+    """A decoder's coming step without padding, as each of its layers is given it.
+
+    Args:
+        x: (1, B, E) of the layer's input, whose numbers are not read.
+        context: the positions.
+        encoder_out: (S, B, E) the source, or None.
+        encoder_padding: (B, S) or None.
+        state: the sequence's, as fairseq keeps it.
+    """
+
+    x: Tensor
+    context: PositionContext
+    encoder_out: Tensor | None
+    encoder_padding: Tensor | None
+    state: dict
+
+
 class LayerStep:
     """Steps of decoding of a layer whose linear layers are packed.
 
@@ -130,36 +148,24 @@ class LayerStep:
         call = attention.step_call(x, encoder_out, encoder_padding, state)
         return call, call is not None
 
-    def serves_until(
-        self,
-        x: Tensor,
-        context: PositionContext,
-        encoder_out: Tensor | None,
-        encoder_padding: Tensor | None,
-        state: dict,
-    ) -> int:
-        """Return up to how many keys `prepared` serves steps, the coming one first, or 0; the arguments are its own."""
+    def serves_until(self, coming: Coming) -> int:
+        """Return up to how many keys `prepared` serves a layer's steps, the coming one first, or 0."""
+        x, context, source, padding, state = coming
         cache = self.layer.self_attn.cache(state)
         form = self._form_for(x, cache)
-        if form is None or not form.attends or not self._cross(x, encoder_out, encoder_padding, state)[1]:
+        if form is None or not form.attends or not self._cross(x, source, padding, state)[1]:
             return 0
         return self.layer.self_attn.serves_until(x, context, cache)
 
-    def prepared(
-        self,
-        x: Tensor,
-        context: PositionContext,
-        encoder_out: Tensor | None,
-        encoder_padding: Tensor | None,
-        state: dict,
-    ) -> tuple[kernel.LayerCall, Any]:
-        """Return the kernel's arguments for the coming step without input and output, and what must outlive them.
+    def prepared(self, coming: Coming) -> tuple[kernel.LayerCall, Any]:
+        """Return the kernel's arguments for a step that `serves_until` names, and what must outlive them.
 
-        The arguments are those of a call, where `serves_until` is not 0.
+        Its input and output are left open.
         """
+        x, context, source, padding, state = coming
         cache = self.layer.self_attn.cache(state)
         attention = self.layer.self_attn.step_call(x, context, None, cache)
-        cross, _ = self._cross(x, encoder_out, encoder_padding, state)
+        cross, _ = self._cross(x, source, padding, state)
         return kernel.prepared(cache.form.call, x.size(1), attention, cross), (attention, cross)
 
     def _current(self) -> Form | None:

@@ -20,6 +20,8 @@ from relpos_fairseq.core.terms import PositionTerms
 from relpos_fairseq.nn.decoding_cache import DecodingCache
 from relpos_fairseq.nn.packed import products
 
+Turns = tuple[Tensor | None, bool]  # cos and sin by slot, or None; and whether pairs are halves of the channels
+
 
 class SelfAttention(nn.Module):
     """Multi-head self-attention whose logits and values depend on positions by the schemes' terms.
@@ -130,7 +132,7 @@ class SelfAttention(nn.Module):
         served = self._served(query, context, new_padding, cache)
         if served is None:
             return None
-        (terms, tables), positions = served, context.positions
+        (terms, tables, turns), positions = served, context.positions
         _check_cached(cache.length + 1, positions.src_len)
         keys = cache.reserve(query.size(1))
         rows = cache.places
@@ -146,9 +148,8 @@ class SelfAttention(nn.Module):
             step_tables=tables,
             key_rows=torch.arange(query.size(1))[:, None] if rows is None else rows,
         )
-        turn, halves = _turns(context)
         call, kept = step.arguments(inputs)
-        return Step(call, turn, halves, kept)
+        return Step(call, *turns, kept)
 
     def serves_until(self, query: Tensor, context: PositionContext, cache: DecodingCache) -> int:
         """Return up to how many keys the arguments of `step_call` differ in that number and the last key alone, or 0.
@@ -159,19 +160,20 @@ class SelfAttention(nn.Module):
         served = self._served(query, context, None, cache)
         if served is None or served[1].products or any(scheme.by_length for scheme in self.position):
             return 0
-        (_, tables), (turn, _) = served, _turns(context)
+        _, tables, (turn, _) = served
         turned = [] if turn is None else [context.positions.query_start + len(turn)]
         return min([tables.length, *turned, *(keys.size(1) for _, keys in tables.factors)])
 
     def _served(
         self, query: Tensor, context: PositionContext, new_padding: Tensor | None, cache: DecodingCache
-    ) -> tuple[tuple[PositionTerms, ...], StepTables] | None:
-        """Return the terms and tables of a step that `step_call` serves, or None; its context is the layer's own."""
+    ) -> tuple[tuple[PositionTerms, ...], StepTables, Turns] | None:
+        """Return terms, tables and turns of a step that `step_call` serves, or None; its context is the layer's own."""
         if cache.padding is not None or new_padding is not None:
             return None
         if any(part is not None for part in (context.memory, context.window, context.documents)):
             return None
-        if context.rotation is not None and _turns(context)[0] is None:
+        turns = _turns(context)
+        if context.rotation is not None and turns[0] is None:
             return None
         if not cache.kept and self.position.gates(query, None)["log_gates"] is None:
             like = self._one_key(query)
@@ -189,7 +191,7 @@ class SelfAttention(nn.Module):
             keys = like.expand(-1, -1, context.positions.src_len, -1)
             step = AttentionInputs(like, keys, keys, terms, context.positions, self.scale, step_tables=tables)
             cache.decided_by, cache.is_read_by_rows = tables, reads_key_rows(step, self.backend, with_layer=True)
-        return (terms, tables) if cache.is_read_by_rows else None
+        return (terms, tables, turns) if cache.is_read_by_rows else None
 
     def _one_key(self, query: Tensor) -> Tensor:
         """Return a tensor of a step's keys' shape (B, H, 1, D) and type for its input (1, B, E)."""
@@ -275,7 +277,7 @@ def _source(query: Tensor, context: PositionContext) -> Tensor:
     return torch.cat([context.memory.to(query), query])
 
 
-def _turns(context: PositionContext) -> tuple[Tensor | None, bool]:
+def _turns(context: PositionContext) -> Turns:
     """Return cos and sin of a layer's turns from the query's slot on, (slots, P, 2) or None; and if by halves."""
     scheme, prepared = context.rotation or (None, None)
     found = None if scheme is None else scheme.turns(prepared, context.positions.query_start)

@@ -171,11 +171,8 @@ class Search:
         places[:, : self.step], places[:, self.step] = given, torch.arange(beam)
         for layer in steps.layers:
             attention = StepCall.from_address(layer.attention)
-            attention.key_rows, attention.key_rows_stride, attention.key_rows_step = (
-                places.data_ptr(),
-                len(places[0]),
-                1,
-            )
+            attention.key_rows = places.data_ptr()
+            attention.key_rows_stride, attention.key_rows_step = places.stride()
         done = self._run()
         del found, given  # the kernel had their addresses
         self.places = places[:, : self.step]
