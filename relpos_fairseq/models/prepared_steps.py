@@ -50,14 +50,28 @@ def prepared_steps(
     norms = decoder.layernorm_embedding, decoder.layer_norm
     calls = (LayerCall * len(layers))(*(call for call, _ in prepared))
     places = decoder.layers[0].self_attn.cache(state).key_rows()[:, : length - 1]
-    return Steps(calls, stop, places, embedding, decoder.embed_scale, added, norms, projection, temperature, prepared)
+    attention = decoder.layers[0].encoder_attn
+    sources, masks = (None, None) if source is None or attention is None else attention.sources(state)
+    scale = decoder.embed_scale
+    return Steps(calls, stop, places, sources, masks, embedding, scale, added, norms, projection, temperature, prepared)
 
 
-def take_back(decoder: RelPosDecoder, state: dict, places: Tensor) -> None:
-    """Let a state hold what the kernel wrote: `places` (B, T) is where the keys of its tokens lie."""
+def take_back(decoder: RelPosDecoder, state: dict, places: Tensor, order: Tensor) -> None:
+    """Let a state hold what the kernel wrote.
+
+    Args:
+        decoder: whose it is.
+        state: as `prepared_steps` had it.
+        places: (B', T) where the keys of the tokens lie.
+        order: (B',) row that each row continues, of those which there were.
+    """
+    regrouped = None
     for index in range(decoder.num_layers):
-        cache = decoder.layers[index].self_attn.cache(state)
+        layer = decoder.layers[index]
+        cache = layer.self_attn.cache(state)
         cache.places, cache.length = places, places.size(1)
+        if layer.encoder_attn is not None:
+            regrouped = layer.encoder_attn.reorder(state, order, regrouped)
 
 
 def _is_plain(decoder: RelPosDecoder) -> bool:

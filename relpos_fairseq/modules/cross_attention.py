@@ -173,6 +173,13 @@ class CrossAttention(MultiheadAttention):
         call: StepCall | None = cache["call"].call
         return call
 
+    def sources(self, state: dict) -> tuple[Tensor, Tensor | None]:
+        """Return where the keys of each source lie, (U,), and the padding there, (U', S) or None; after `step_call`."""
+        cache = self._get_input_buffer(state)
+        places, padding = cache.get("places"), cache["prev_key_padding_mask"]
+        places = torch.arange(len(cache["prev_key"])) if places is None else places
+        return places, padding if padding is not None and padding.any() else None
+
     def _step(self, q: Tensor, state: dict) -> AttentionInputs:
         """Return the inputs of a step for queries (B, H, 1, D), from which `beams` successive rows read a source."""
         cache, batch = self._get_input_buffer(state), q.size(0)

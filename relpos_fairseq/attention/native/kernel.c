@@ -250,9 +250,12 @@ int relpos_layer(const LayerCall *call)
 static int search_step(SearchCall *call, int64_t begun)
 {
     real *x = call->x, *y = call->y;
+    int64_t rows = rows_of_step(call);
+    place_sources(call);
     embed_last(call, begun);
     for (int64_t i = 0; i < call->num_layers; i++) {
         LayerCall layer = call->layers[i];
+        layer.rows = rows;
         layer.residual = x;
         layer.out = y;
         if (relpos_layer(&layer))
@@ -260,27 +263,33 @@ static int search_step(SearchCall *call, int64_t begun)
         y = x, x = layer.out;
     }
     if (call->final_norm.weight)
-        normalize_rows(&call->final_norm, x, x, call->beam, call->channels);
+        normalize_rows(&call->final_norm, x, x, rows, call->channels);
+    call->candidates.rows = rows;
     call->candidates.x = x;
     return relpos_candidates(&call->candidates);
 }
 
-/* Choose the hypotheses of one step whose candidates are there; or evaluate steps until the sentence has its
+/* Choose the hypotheses of one step whose candidates are there; or evaluate steps until all sentences have their
  * hypotheses, or up to `stop` (search.h). */
 int relpos_search(SearchCall *call)
 {
     int64_t begun = call->step;
-    for (;;) {
-        if (call->num_layers && search_step(call, begun))
-            return LACKS_MEMORY;
-        int state = choose(call);
+    int state;
+    if (!call->num_layers) {
+        state = choose(call);
         call->step++;
-        if (call->num_layers)
-            place_keys(call, begun);
-        if (state != GOES_ON || !call->num_layers || call->step == call->stop)
-            return state;
-        advance(call);
+        return state;
     }
+    place_keys(call, begun);
+    do {
+        if (search_step(call, begun))
+            return LACKS_MEMORY;
+        state = choose(call);
+        call->step++;
+        place_keys(call, begun);
+        advance(call);
+    } while (state == GOES_ON && call->step < call->stop);
+    return state;
 }
 
 int relpos_groups(const Call *call)

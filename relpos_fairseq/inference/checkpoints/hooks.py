@@ -27,8 +27,7 @@ from torch import Tensor
 
 from relpos_fairseq.core.config import help_text
 from relpos_fairseq.core.placement import Placement, generation_of
-from relpos_fairseq.inference.checkpoints import sentence_search
-from relpos_fairseq.inference.checkpoints.narrow_search import narrowed
+from relpos_fairseq.inference.checkpoints import beam_search
 from relpos_fairseq.inference.model_card import write_card
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.manifests import Manifest
@@ -141,13 +140,12 @@ def from_pretrained(
 def search(original, self, sample, prefix_tokens=None, constraints=None, bos_token=None):
     """Tell decoders the longest sequence that the search may write, for rotations scaled by length.
 
-    fairseq's beam search reads our models' candidates alone; that of one sentence is the kernel's.
+    Beam search of one model of ours on a CPU is the kernel's.
     """
     with generation_of(_longest(self, sample)):
-        generator = narrowed(self, prefix_tokens)
-        if sentence_search.serves(generator, sample, constraints, bos_token):
-            return sentence_search.search(generator, sample, bos_token)
-        return training.generate(original, generator, sample, prefix_tokens, constraints, bos_token)
+        if beam_search.serves(self, sample, prefix_tokens, constraints, bos_token):
+            return beam_search.search(self, sample, bos_token)
+        return training.generate(original, self, sample, prefix_tokens, constraints, bos_token)
 
 
 def align(original, self, models, sample, **kwargs):
@@ -158,12 +156,8 @@ def align(original, self, models, sample, **kwargs):
 
 def _longest(generator: SequenceGenerator, sample: dict[str, Any]) -> int | None:
     """Return the tokens of the longest sequence that a search may write, with the </s> that begins it."""
-    source = sample["net_input"].get("src_tokens")
-    if source is None:
-        return None
-    length = source.size(1)
-    asked = length if generator.match_source_len else int(generator.max_len_a * length + generator.max_len_b)
-    return min(asked, generator.max_len - 1) + 1
+    most = beam_search.longest(generator, sample["net_input"])
+    return None if most is None else most + 1
 
 
 def _language_token(task: Any) -> int | None:
