@@ -143,7 +143,7 @@ def test_fairseqs_own(models, words, options, name, seed, lengths, begin, weighs
 
 
 @pytest.mark.parametrize("scheme", scheme_names())
-@pytest.mark.parametrize("lengths", [(6,), (6, 2, 4)])
+@pytest.mark.parametrize("lengths", [(6,), (6, 2, 4)], ids=["alone", "three"])
 def test_every_scheme(scheme: str, lengths: tuple, words) -> None:
     """Long enough for two changes of the room that decoding has."""
     encoder = {"encoder_position_scheme": "none"} if scheme_class(scheme).causal_only else {}
