@@ -40,6 +40,8 @@ REFUSED = (
     ("model.adaptive_input", None, f"leave it out: {SAME_PARTS}"),
     ("model.base_layers", None, f"give 0: {SAME_PARTS}"),
     ("model.quant_noise_pq", None, "give 0: its noise overwrites parameters"),
+    ("model.mha_reg_scale_factor", None, "give 0: its loss is of whole parameters"),
+    ("model.ffn_reg_scale_factor", None, "give 0: its loss is of whole parameters"),
     ("criterion._name", ("adaptive_loss",), f"give cross_entropy: {SAME_PARTS}"),
     ("task._name", ("online_backtranslation",), "it searches in training: give another --ddp-backend"),
 )

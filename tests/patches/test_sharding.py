@@ -133,7 +133,8 @@ OVERRIDES = """ema.store_ema=True optimization.use_bmuf=True common.amp=True com
 
 def of_flags(backend: str, processes: int, flags: str = FLAGS) -> DictConfig:
     """Return what fairseq-train makes of flags."""
-    line = f"data --arch relpos_transformer {flags} --ddp-backend {backend} --distributed-world-size {processes}"
+    arch = "" if "--arch" in flags else "--arch relpos_transformer"
+    line = f"data {arch} {flags} --ddp-backend {backend} --distributed-world-size {processes}"
     given = options.parse_args_and_arch(options.get_training_parser(), line.split())
     return convert_namespace_to_omegaconf(given)
 
@@ -151,7 +152,7 @@ def of_overrides(backend: str, processes: int) -> DictConfig:
 def test_what_cannot_be_sharded_is_refused(made: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each option is named as it is typed."""
     cfg, named = made(sharding.BACKEND, 2), r"(--.*) \(hydra: (.*)\) does not work with --ddp-backend fully_sharded"
-    for row in [[row] for row in sharding.REFUSED] + [[]]:
+    for row in [[row] for row in sharding.REFUSED if "_reg_" not in row[0]] + [[]]:
         monkeypatch.setattr(sharding, "REFUSED", row)
         with pytest.raises(UserError, match=named) as refused:
             sharding.refuse_unshardable(cfg)
@@ -159,6 +160,13 @@ def test_what_cannot_be_sharded_is_refused(made: Callable, monkeypatch: pytest.M
         assert flag in " ".join(FLAGS.split())
         assert override in OVERRIDES or override.replace("=", "._name=") in OVERRIDES
     assert flag == "--fp16"
+
+
+@pytest.mark.parametrize("flag", ["--mha-reg-scale-factor 0.5", "--ffn-reg-scale-factor 0.5"])
+def test_losses_of_whole_parameters_are_refused(flag: str) -> None:
+    cfg = of_flags(sharding.BACKEND, 2, f"--arch relpos_roberta --task masked_lm --bf16 {flag}")
+    with pytest.raises(UserError, match=f"^{flag} .*: give 0: its loss is of whole parameters"):
+        sharding.refuse_unshardable(cfg)
 
 
 @pytest.mark.parametrize(
