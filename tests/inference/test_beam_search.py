@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq.search import DiverseBeamSearch, Sampling
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
+from fairseq.tasks.translation import TranslationTask
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +18,7 @@ from helpers.lm_models import randomized, small_lm, stream
 from helpers.models import small_model, small_task
 from relpos_fairseq.attention.native import build
 from relpos_fairseq.attention.native.search import Search
-from relpos_fairseq.inference.checkpoints import beam_search
+from relpos_fairseq.inference.checkpoints import beam_search, hooks
 from relpos_fairseq.nn.packed import pack, prepare, quantize
 from relpos_fairseq.schemes import scheme_class, scheme_names
 
@@ -71,16 +73,14 @@ def sources_of(seed: int, *lengths: int) -> dict:
     return {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor(lengths) + 1}}
 
 
-def generator_of(model, words, weighs: bool = False, **options) -> SequenceGenerator:
-    generator = SequenceGenerator([model], words, **options)
-    generator.weighs = weighs
-    return generator
+def unread(weighs: bool = False) -> contextlib.AbstractContextManager:
+    return contextlib.nullcontext() if weighs else beam_search.attention_unread()
 
 
 def searched(model, words, sample: dict, begin: int | None = None, *, weighs: bool = False, **options) -> tuple:
     """What the search finds, and what fairseq's does."""
-    generator = generator_of(model, words, weighs, **options)
-    with counted() as calls:
+    generator = SequenceGenerator([model], words, **options)
+    with counted() as calls, unread(weighs):
         found = generator.generate([model], sample, bos_token=begin)
     assert calls
     with wide():
@@ -279,7 +279,7 @@ def test_hypotheses_longer_than_their_source_are_the_least_likely(models, words)
 
 def test_hypotheses_that_begin_with_padding(models, words) -> None:
     """Fairseq hides their first token."""
-    generator = generator_of(models["m4"], words, max_len_b=9)
+    generator = SequenceGenerator([models["m4"]], words, max_len_b=9)
     found = generator.generate([models["m4"]], sources_of(1, 5), bos_token=1)
     with wide():
         assert_alike(found, generator.generate([models["m4"]], sources_of(1, 5), bos_token=1))
@@ -319,25 +319,32 @@ def test_a_model_that_finds_no_numbers(words) -> None:
     model = lively(position_scheme="m4")
     with torch.no_grad():
         model.decoder.layers[1].final_layer_norm.weight.fill_(float("nan"))
-    generator = generator_of(model, words, max_len_b=9)
-    with pytest.raises(AssertionError, match="within 9 units: the model finds no numbers"):
+    generator = SequenceGenerator([model], words, max_len_b=9)
+    with unread(), pytest.raises(AssertionError, match="within 9 units: the model finds no numbers"):
         generator.generate([model], sources_of(1, 5, 4))
     with wide(), pytest.raises(AssertionError):
         generator.generate([model], sources_of(1, 5, 4))
 
 
 def test_attention_is_computed_where_it_is_read(models, words) -> None:
+    """By who searches with fairseq's classes; not by its commands, but where a task of one's own may read it."""
     model, sample = models["m4"], sources_of(2, 5, 3)
-    expected, found = (
-        generator_of(model, words, weighs, beam_size=2, max_len_b=5).generate([model], sample)
-        for weighs in (True, False)
-    )
-    assert expected[0][0]["attention"].numel() and not found[0][0]["attention"].numel()
-    assert [[one["tokens"].tolist() for one in row] for row in found] == [
-        [one["tokens"].tolist() for one in row] for row in expected
-    ]
+
+    def attention_of(cfg) -> torch.Tensor:
+        return SequenceGenerator([model], words, beam_size=2, max_len_b=5).generate([model], sample)[0][0]["attention"]
+
+    class Own(TranslationTask):
+        def inference_step(self, *given, **more):
+            return super().inference_step(*given, **more)
+
+    assert attention_of(None).numel()
+    assert not hooks.generate(attention_of, SimpleNamespace(task=SimpleNamespace(_name="translation"))).numel()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(hooks.TASK_REGISTRY, "own", Own)
+        assert hooks.generate(attention_of, SimpleNamespace(task=SimpleNamespace(_name="own"))).numel()
     aligned = SequenceGeneratorWithAlignment([model], words, beam_size=2, max_len_b=5)
-    assert aligned.generate([model], sample)[0][0]["alignment"]
+    with unread():
+        assert aligned.generate([model], sample)[0][0]["alignment"]
 
 
 def adaptive() -> torch.nn.Module:

@@ -10,7 +10,10 @@ decoder's own.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,8 +29,19 @@ from relpos_fairseq.models.prepared_steps import prepared_steps, take_back
 from relpos_fairseq.nn.packed import for_kernel, is_plain
 
 GROUPS, ROWS_OF_A_GROUP, WORTH = 4, 8, 0.85  # in how many parts, and from what share on, sources are encoded
+_weighs = ContextVar("relpos_weighs", default=True)
 NO_LAYER = -1  # whose attention over the source is kept
 MOST_NAMED = 16  # units up to the last that a search names: more of them would be as wide as a vocabulary
+
+
+@contextlib.contextmanager
+def attention_unread() -> Iterator[None]:
+    """Leave attention out of what searches in the `with` block find: nobody reads it."""
+    token = _weighs.set(False)
+    try:
+        yield
+    finally:
+        _weighs.reset(token)
 
 
 def longest(generator: SequenceGenerator, net_input: dict[str, Any]) -> int | None:
@@ -89,8 +103,6 @@ def _is_known(kind: Any) -> bool:
 def search(generator: SequenceGenerator, sample: dict[str, Any], bos_token: int | None = None) -> list[list[dict]]:
     """Return what fairseq's `_generate` returns for a batch for which `serves` is True.
 
-    Attention is left out where the generator's attribute `weighs` is False.
-
     Args:
         generator: fairseq's.
         sample: as for fairseq.
@@ -143,7 +155,7 @@ class Decoding:
         self.attention: list[Tensor] = []
         self._generator, self._model = generator, generator.model.single_model
         self._decoder = self._model.decoder
-        self._weighs = getattr(generator, "weighs", True)
+        self._weighs = _weighs.get()
         self._state: dict = {}
         encoder = getattr(self._model, "encoder", None)
         self._source = None if encoder is None else _encoded(encoder, net_input)

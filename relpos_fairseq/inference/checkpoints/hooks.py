@@ -21,6 +21,7 @@ from fairseq import checkpoint_utils, hub_utils, utils
 from fairseq.data.encoders import register_bpe
 from fairseq.dataclass import FairseqDataclass
 from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks import TASK_REGISTRY
 from fairseq.trainer import Trainer
 from omegaconf import open_dict
 from torch import Tensor
@@ -148,6 +149,14 @@ def search(original, self, sample, prefix_tokens=None, constraints=None, bos_tok
         return training.generate(original, self, sample, prefix_tokens, constraints, bos_token)
 
 
+def generate(original, cfg, *more):
+    """Search without attention, which fairseq-generate and -interactive do not read; a task of the user's may."""
+    step = TASK_REGISTRY[cfg.task._name].inference_step
+    is_read = step.__module__.split(".")[0] not in ("fairseq", "relpos_fairseq")
+    with contextlib.nullcontext() if is_read else beam_search.attention_unread():
+        return original(cfg, *more)
+
+
 def align(original, self, models, sample, **kwargs):
     """Tell decoders the longest sequence that a search writes, and then reads once more for its alignments."""
     with generation_of(_longest(self, sample)):
@@ -214,7 +223,9 @@ class TextHub(Fairseq):
             limit = self.max_positions[0] if isinstance(self.max_positions, tuple) else self.max_positions
             given = [n for n in given if len(encoded[n]) <= limit]
         texts = [""] * len(encoded)
-        for n, found in zip(given, self.generate([encoded[n] for n in given], beam, verbose, **kwargs), strict=True):
+        with beam_search.attention_unread():
+            hypotheses = self.generate([encoded[n] for n in given], beam, verbose, **kwargs)
+        for n, found in zip(given, hypotheses, strict=True):
             texts[n] = self.decode(found[0]["tokens"])
         return texts
 

@@ -15,6 +15,7 @@ from fairseq import utils
 
 from relpos_fairseq.criterions.question_answering import predictions, span_logits
 from relpos_fairseq.data.squad import Question, QuestionFile
+from relpos_fairseq.inference.checkpoints.beam_search import attention_unread
 from relpos_fairseq.inference.translator import Hypothesis, Search
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.models.roberta_hub import RelPosRobertaHub
@@ -153,7 +154,8 @@ class BeamSearch:
         sample = dataset.collater([dataset[number] for number in range(len(rows))])
         sample = utils.move_to_cuda(sample) if self.trained.device.type == "cuda" else sample
         generator = self._generate_by(search)
-        found = task.inference_step(generator, [self.trained.model], sample)
+        with attention_unread():
+            found = task.inference_step(generator, [self.trained.model], sample)
         never = {words.bos(), words.eos(), *generator.symbols_to_strip_from_output}  # as in fairseq-generate
         hypotheses = [[self._hypothesis(one, never) for one in row[: search.nbest]] for row in found]
         return [one for _, one in sorted(zip(sample["id"].tolist(), hypotheses, strict=True), key=itemgetter(0))]
@@ -162,7 +164,6 @@ class BeamSearch:
         """Return the generator of a search; the last one is kept."""
         if self._generator[0] != search:
             generator = self.trained.task.build_generator([self.trained.model], search)
-            generator.weighs = False
             self._generator = (search, generator)
         return self._generator[1]
 
