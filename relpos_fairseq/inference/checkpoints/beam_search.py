@@ -22,10 +22,12 @@ from torch import Tensor
 from relpos_fairseq.attention.native import candidates as kernel
 from relpos_fairseq.attention.native.search import Ended, Search, Steps
 from relpos_fairseq.models.decoder import RelPosDecoder
+from relpos_fairseq.models.encoder import RelPosEncoder
 from relpos_fairseq.models.prepared_steps import prepared_steps, take_back
 from relpos_fairseq.nn.packed import for_kernel, is_plain
 
 NO_LAYER = -1  # whose attention over the source is kept
+SCORES = ("output_layer", "get_normalized_probs")  # of a model or decoder, in whose place an instance may have others
 MOST_NAMED = 16  # units up to the last that a search names: more of them would be as wide as a vocabulary
 
 
@@ -74,15 +76,22 @@ def _is_served(ensemble: EnsembleModel) -> bool:
     decoder = getattr(ensemble.single_model, "decoder", None)
     if ensemble.models_size > 1 or not isinstance(decoder, RelPosDecoder) or decoder.adaptive_softmax is not None:
         return False
-    if type(ensemble) is not EnsembleModel or not _is_known(type(ensemble.single_model)):
+    if type(ensemble) is not EnsembleModel or not _is_known(ensemble.single_model):
+        return False
+    encoder = getattr(ensemble.single_model, "encoder", None)
+    is_ours = (
+        encoder is None or getattr(type(encoder), "reorder_encoder_out", None) is RelPosEncoder.reorder_encoder_out
+    )
+    if not is_ours or not vars(decoder).keys().isdisjoint(SCORES):
         return False
     like = next(decoder.parameters())
     return not torch.is_autocast_enabled("cpu") and kernel.serves(like.detach().reshape(1, -1)[:, :1])
 
 
-def _is_known(kind: Any) -> bool:
+def _is_known(model: Any) -> bool:
     """Return whether a model's probabilities are the softmax of its scores: fairseq's method or this package's."""
-    return kind.get_normalized_probs.__module__.split(".")[0] in ("fairseq", "relpos_fairseq")
+    method = type(model).get_normalized_probs
+    return method.__module__.split(".")[0] in ("fairseq", "relpos_fairseq") and vars(model).keys().isdisjoint(SCORES)
 
 
 def search(generator: SequenceGenerator, sample: dict[str, Any], bos_token: int | None = None) -> list[list[dict]]:
