@@ -318,11 +318,30 @@ def test_embeddings_that_stand_by_column(words) -> None:
     assert_alike(*searched(model, words, sources_of(1, 5, 3), max_len_b=9))
 
 
+@pytest.mark.parametrize("begin", [-1, 24, 10**6])
+def test_hypotheses_that_begin_outside_the_vocabulary(models, words, begin: int) -> None:
+    with pytest.raises(IndexError):
+        generator_of(models["m4"], words).generate([models["m4"]], sources_of(1, 5), bos_token=begin)
+
+
+@pytest.mark.parametrize("begin", [torch.tensor(5), torch.tensor([5]), torch.tensor([5, 6, 7, 8])])
+def test_tokens_of_a_tensor_that_hypotheses_begin_with(models, words, begin: torch.Tensor) -> None:
+    generator = generator_of(models["m4"], words, beam_size=2, max_len_b=9)
+    assert_alike(*of_both(generator, sources_of(1, 5, 3), begin))
+
+
 def test_an_encoder_of_fairseqs(words) -> None:
     """It selects rows as fairseq's does, and does not know which of them are one source's."""
     model = lively(position_scheme="m4")
     model.encoder = fairseq_model().encoder
     assert_alike(*of_both(generator_of(model, words, beam_size=2, max_len_b=9), sources_of(1, 5, 3)))
+
+
+def test_odd_lengths(models, words) -> None:
+    """A least length between two, and a greatest below 0, where fairseq takes no step."""
+    assert_alike(*searched(models["m4"], words, sources_of(1, 5, 3), min_len=2.5, max_len_b=9))
+    generator = generator_of(models["m4"], words, min_len=-1, max_len_b=-1)
+    assert generator.generate([models["m4"]], sources_of(1, 5, 3)) == [[], []]
 
 
 def test_weights_that_change_between_sentences(words) -> None:

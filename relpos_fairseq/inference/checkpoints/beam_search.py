@@ -50,6 +50,8 @@ def serves(
 ) -> bool:
     """Return whether `search` finds what a generator does for a batch, by the arguments of its `_generate`."""
     source = sample["net_input"].get("src_tokens")
+    if source is None or source.dim() != 2:
+        return False
     named = _named(generator)
     reads_all = (
         type(generator) is not SequenceGenerator
@@ -59,11 +61,19 @@ def serves(
         or generator.lm_model is not None
         or generator.repeat_ngram_blocker is not None
         or generator.token_indices_to_suppress is not None
-        or bos_token == generator.pad  # hides keys
+        or not _may_begin(generator, bos_token)
+        or generator.min_len < 0  # so may the greatest length be
         or named > MOST_NAMED
         or named + 2 * generator.beam_size > generator.vocab_size
     )
-    return not reads_all and source is not None and source.dim() == 2 and _is_served(generator.model)
+    return not reads_all and _is_served(generator.model)
+
+
+def _may_begin(generator: SequenceGenerator, bos_token: Any) -> bool:
+    """Return whether hypotheses may begin by a token: one unit of the vocabulary, but padding, which hides keys."""
+    if torch.is_tensor(bos_token) and bos_token.dim():
+        return False
+    return bos_token is None or (bos_token != generator.pad and 0 <= bos_token < generator.vocab_size)
 
 
 def _named(generator: SequenceGenerator) -> int:
@@ -116,7 +126,7 @@ def search(generator: SequenceGenerator, sample: dict[str, Any], bos_token: int 
         pad=generator.pad,
         unk=generator.unk,
         eos=generator.eos,
-        min_len=generator.min_len,
+        min_len=math.ceil(generator.min_len),
         max_len=most,
         unk_penalty=generator.unk_penalty,
     )
