@@ -10,7 +10,7 @@ from relpos_fairseq.attention.native.search import Steps
 from relpos_fairseq.core.positions import Positions
 from relpos_fairseq.models.decoder import RelPosDecoder, encoder_parts
 from relpos_fairseq.modules.cross_attention import SOURCES
-from relpos_fairseq.modules.layer_step import Coming, is_affine
+from relpos_fairseq.modules.layer_step import Coming, drops, is_affine
 from relpos_fairseq.modules.transformer_layer import RelPosDecoderLayer
 from relpos_fairseq.nn.packed import for_kernel, is_hooked, is_plain
 
@@ -32,7 +32,7 @@ def prepared_steps(
         most: how many tokens there may be.
     """
     projection, embedding = for_kernel(decoder.output_projection), decoder.embed_tokens.weight
-    if projection is None or not _is_plain(decoder) or not is_plain(embedding):
+    if projection is None or not _is_plain(decoder) or not is_plain(embedding) or not embedding.is_contiguous():
         return None
     (source, padding, state[SOURCES]), (rows, length) = encoder_parts(encoder_out), tokens.shape
     added, context = decoder.place(tokens, state)
@@ -79,13 +79,14 @@ def _is_plain(decoder: RelPosDecoder) -> bool:
     layers = [decoder.layers[index] for index in range(decoder.num_layers)]
     norms = [norm for norm in (decoder.layernorm_embedding, decoder.layer_norm) if norm is not None]
     as_known = all(getattr(type(decoder), name) is getattr(RelPosDecoder, name) for name in READ)
+    as_known = as_known and vars(decoder).keys().isdisjoint(READ)
     as_known = as_known and type(decoder).output_layer is TransformerDecoderBase.output_layer
     return (
         as_known
         and bool(layers)
         and type(decoder.embed_tokens) is nn.Embedding
         and decoder.embed_tokens.max_norm is None
-        and not (decoder.training or decoder.dropout_module.apply_during_inference)
+        and not (decoder.training or drops(decoder.dropout_module))
         and all(getattr(decoder, name) is None for name in ADAPTS)
         and all(map(is_affine, norms))
         and all(type(layer) is RelPosDecoderLayer and layer.step is not None for layer in layers)

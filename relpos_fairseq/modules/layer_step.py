@@ -6,6 +6,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
+from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
@@ -95,8 +96,8 @@ class LayerStep:
     def _form_for(self, x: Tensor, cache: DecodingCache) -> Form | None:
         """Return what the kernel needs of the layer for a step's input (1, B, E), or None: it cannot take that now."""
         layer = self.layer
-        drops = layer.dropout_module.apply_during_inference or layer.activation_dropout_module.apply_during_inference
-        if len(x) > 1 or layer.training or drops or not is_plain(x):
+        dropped = drops(layer.dropout_module) or drops(layer.activation_dropout_module)
+        if len(x) > 1 or layer.training or dropped or not is_plain(x):
             return None
         if cache.form is None:
             cache.form = self._current()
@@ -199,6 +200,11 @@ def _parts(layer: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _child(module: nn.Module, name: str) -> Any:
     return module._modules[name]  # an attribute is found more slowly
+
+
+def drops(dropout: FairseqDropout) -> bool:
+    """Return whether a module drops what it is given, itself in training mode or not."""
+    return bool(dropout.p > 0 and (dropout.training or dropout.apply_during_inference))
 
 
 def is_affine(norm: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.lm_models import randomized, small_lm, stream
-from helpers.models import small_model, small_task
+from helpers.models import fairseq_model, small_model, small_task
 from relpos_fairseq.attention.native import build
 from relpos_fairseq.attention.native.search import Search
 from relpos_fairseq.inference.checkpoints import beam_search, hooks
@@ -87,6 +87,14 @@ def searched(model, words, sample: dict, begin: int | None = None, *, weighs: bo
         expected = generator.generate([model], sample, bos_token=begin)
     nothing = {} if weighs else {"attention": torch.empty(0)}
     return found, [[one | nothing for one in row] for row in expected]
+
+
+def of_both(generator: SequenceGenerator, sample: dict, begin=None) -> Iterator[list]:
+    """What a generator finds, whichever search does it, and what fairseq's loop does; both without attention."""
+    for block in (contextlib.nullcontext(), wide()):
+        with block:
+            found = generator.generate(generator.model.models, sample, bos_token=begin)
+        yield [[one | {"attention": torch.empty(0)} for one in row] for row in found]
 
 
 def assert_alike(found: list, expected: list, tolerance: float = 2e-5) -> None:
@@ -301,6 +309,72 @@ def test_a_hook_sees_every_step(part: str, words) -> None:
     model.decoder.get_submodule(part).register_forward_hook(lambda *given: seen.append(1))
     searched(model, words, sources_of(1, 5, 4), beam_size=2, max_len_b=9, min_len=9)
     assert len(seen) == 20
+
+
+REPLACED = (
+    "forward",
+    "extract_features",
+    "extract_features_scriptable",
+    "embed",
+    "output_layer",
+    "get_normalized_probs",
+)
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_what_stands_in_a_methods_place_sees_every_step(name: str, words) -> None:
+    """As a wrapper does that an instance is given."""
+    model, seen = lively(position_scheme="m4"), []
+    original = getattr(model.decoder, name)
+    model.decoder.__dict__[name] = lambda *given, **more: (seen.append(1), original(*given, **more))[1]
+    generator = generator_of(model, words, beam_size=2, max_len_b=9, min_len=9)
+    assert_alike(*of_both(generator, sources_of(1, 5, 4)))
+    assert len(seen) == 20
+
+
+@pytest.mark.parametrize("part", ["dropout_module", "layers.1.dropout_module"])
+def test_dropout_that_stays_in_training_mode_drops(part: str, words) -> None:
+    """As where uncertainty is found by several runs of a model that is in evaluation mode else."""
+    model = lively(position_scheme="m4", dropout=0.3)
+    generator = generator_of(model, words, beam_size=2, max_len_b=9)
+    plain, again = (generator.generate([model], sources_of(1, 5, 4))[0][0]["positional_scores"] for _ in range(2))
+    assert torch.equal(plain, again)
+    model.decoder.get_submodule(part).train()
+    found, other = (generator.generate([model], sources_of(1, 5, 4))[0][0]["positional_scores"] for _ in range(2))
+    assert found.tolist() != other.tolist()
+
+
+def test_embeddings_that_stand_by_column(words) -> None:
+    model = lively(position_scheme="m4", share_decoder_input_output_embed=False)
+    weight = model.decoder.embed_tokens.weight
+    weight.data = weight.data.t().contiguous().t()
+    assert_alike(*searched(model, words, sources_of(1, 5, 3), max_len_b=9))
+
+
+@pytest.mark.parametrize("begin", [-1, 24, 10**6])
+def test_hypotheses_that_begin_outside_the_vocabulary(models, words, begin: int) -> None:
+    with pytest.raises(IndexError):
+        generator_of(models["m4"], words).generate([models["m4"]], sources_of(1, 5), bos_token=begin)
+
+
+@pytest.mark.parametrize("begin", [torch.tensor(5), torch.tensor([5]), torch.tensor([5, 6, 7, 8])])
+def test_tokens_of_a_tensor_that_hypotheses_begin_with(models, words, begin: torch.Tensor) -> None:
+    generator = generator_of(models["m4"], words, beam_size=2, max_len_b=9)
+    assert_alike(*of_both(generator, sources_of(1, 5, 3), begin))
+
+
+def test_an_encoder_of_fairseqs(words) -> None:
+    """It selects rows as fairseq's does, and does not know which of them are one source's."""
+    model = lively(position_scheme="m4")
+    model.encoder = fairseq_model().encoder
+    assert_alike(*of_both(generator_of(model, words, beam_size=2, max_len_b=9), sources_of(1, 5, 3)))
+
+
+def test_odd_lengths(models, words) -> None:
+    """A least length between two, and a greatest below 0, where fairseq takes no step."""
+    assert_alike(*searched(models["m4"], words, sources_of(1, 5, 3), min_len=2.5, max_len_b=9))
+    generator = generator_of(models["m4"], words, min_len=-1, max_len_b=-1)
+    assert generator.generate([models["m4"]], sources_of(1, 5, 3)) == [[], []]
 
 
 def test_weights_that_change_between_sentences(words) -> None:

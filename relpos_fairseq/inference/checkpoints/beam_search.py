@@ -25,12 +25,14 @@ from torch import Tensor
 from relpos_fairseq.attention.native import candidates as kernel
 from relpos_fairseq.attention.native.search import Ended, Search, Steps
 from relpos_fairseq.models.decoder import RelPosDecoder
+from relpos_fairseq.models.encoder import RelPosEncoder
 from relpos_fairseq.models.prepared_steps import prepared_steps, take_back
 from relpos_fairseq.nn.packed import for_kernel, is_plain
 
 GROUPS, ROWS_OF_A_GROUP, WORTH = 4, 8, 0.85  # in how many parts, and from what share on, sources are encoded
 _weighs = ContextVar("relpos_weighs", default=True)
 NO_LAYER = -1  # whose attention over the source is kept
+SCORES = ("output_layer", "get_normalized_probs")  # of a model or decoder, in whose place an instance may have others
 MOST_NAMED = 16  # units up to the last that a search names: more of them would be as wide as a vocabulary
 
 
@@ -63,6 +65,8 @@ def serves(
 ) -> bool:
     """Return whether `search` finds what a generator does for a batch, by the arguments of its `_generate`."""
     source = sample["net_input"].get("src_tokens")
+    if source is None or source.dim() != 2:
+        return False
     named = _named(generator)
     reads_all = (
         type(generator) is not SequenceGenerator
@@ -72,11 +76,19 @@ def serves(
         or generator.lm_model is not None
         or generator.repeat_ngram_blocker is not None
         or generator.token_indices_to_suppress is not None
-        or bos_token == generator.pad  # hides keys
+        or not _may_begin(generator, bos_token)
+        or generator.min_len < 0  # so may the greatest length be
         or named > MOST_NAMED
         or named + 2 * generator.beam_size > generator.vocab_size
     )
-    return not reads_all and source is not None and source.dim() == 2 and _is_served(generator.model)
+    return not reads_all and _is_served(generator.model)
+
+
+def _may_begin(generator: SequenceGenerator, bos_token: Any) -> bool:
+    """Return whether hypotheses may begin by a token: one unit of the vocabulary, but padding, which hides keys."""
+    if torch.is_tensor(bos_token) and bos_token.dim():
+        return False
+    return bos_token is None or (bos_token != generator.pad and 0 <= bos_token < generator.vocab_size)
 
 
 def _named(generator: SequenceGenerator) -> int:
@@ -89,15 +101,22 @@ def _is_served(ensemble: EnsembleModel) -> bool:
     decoder = getattr(ensemble.single_model, "decoder", None)
     if ensemble.models_size > 1 or not isinstance(decoder, RelPosDecoder) or decoder.adaptive_softmax is not None:
         return False
-    if type(ensemble) is not EnsembleModel or not _is_known(type(ensemble.single_model)):
+    if type(ensemble) is not EnsembleModel or not _is_known(ensemble.single_model):
+        return False
+    encoder = getattr(ensemble.single_model, "encoder", None)
+    is_ours = (
+        encoder is None or getattr(type(encoder), "reorder_encoder_out", None) is RelPosEncoder.reorder_encoder_out
+    )
+    if not is_ours or not vars(decoder).keys().isdisjoint(SCORES):
         return False
     like = next(decoder.parameters())
     return not torch.is_autocast_enabled("cpu") and kernel.serves(like.detach().reshape(1, -1)[:, :1])
 
 
-def _is_known(kind: Any) -> bool:
+def _is_known(model: Any) -> bool:
     """Return whether a model's probabilities are the softmax of its scores: fairseq's method or this package's."""
-    return kind.get_normalized_probs.__module__.split(".")[0] in ("fairseq", "relpos_fairseq")
+    method = type(model).get_normalized_probs
+    return method.__module__.split(".")[0] in ("fairseq", "relpos_fairseq") and vars(model).keys().isdisjoint(SCORES)
 
 
 def search(generator: SequenceGenerator, sample: dict[str, Any], bos_token: int | None = None) -> list[list[dict]]:
@@ -120,7 +139,7 @@ def search(generator: SequenceGenerator, sample: dict[str, Any], bos_token: int 
         pad=generator.pad,
         unk=generator.unk,
         eos=generator.eos,
-        min_len=generator.min_len,
+        min_len=math.ceil(generator.min_len),
         max_len=most,
         unk_penalty=generator.unk_penalty,
     )
