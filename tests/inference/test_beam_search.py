@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from helpers.lm_models import randomized, small_lm, stream
 from helpers.models import fairseq_model, small_model, small_task
-from relpos_fairseq.attention.native import build
+from relpos_fairseq.attention.native import build, search
 from relpos_fairseq.attention.native.search import Search
 from relpos_fairseq.inference.checkpoints import beam_search, hooks
 from relpos_fairseq.nn.packed import pack, prepare, quantize
@@ -161,6 +161,20 @@ def test_every_scheme(scheme: str, lengths: tuple, words) -> None:
     if scheme in PREPARED:
         assert steps == [32, 32, 7]
     assert_alike(found, expected, 2e-4)
+
+
+@pytest.mark.parametrize("scheme", ["m4", "rope"])
+def test_a_call_of_much_work_is_of_fewer_steps(scheme: str, words, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two of them Python sees Ctrl-C."""
+    model = lively(position_scheme=scheme)
+    decoder = model.decoder
+    linear = [module for layer in decoder.layers for module in (layer.fc1, layer.fc2)]
+    products = sum(module.weight.numel() for module in (*linear, decoder.output_projection))
+    products += sum(3 * layer.self_attn.q_proj.weight.numel() for layer in decoder.layers)
+    monkeypatch.setattr(search, "WORK_OF_A_CALL", 5 * 6 * products)
+    with counted() as steps:
+        assert_alike(*searched(model, words, sources_of(3, 6, 4), beam_size=3, max_len_b=40, min_len=38), 2e-4)
+    assert steps[:6] == [5] * 6
 
 
 @pytest.mark.parametrize(("scheme", "scale", "left"), [("m4", 0.25, 4), ("m4", 0.5, 1), ("m4m", 0.5, 2)])

@@ -13,6 +13,7 @@ from relpos_fairseq.attention.native.candidates import CandidatesCall, form_cand
 from relpos_fairseq.attention.native.layer import LayerCall, NormArg, Packed, norm_arg
 from relpos_fairseq.attention.native.step import StepCall
 
+WORK_OF_A_CALL = 1 << 34  # multiplications, half a second of a core, after which Ctrl-C is seen
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 GOES_ON, IS_DONE, IS_STUCK, LACKS_MEMORY = range(4)  # what relpos_search returns
 
@@ -163,7 +164,7 @@ class Search:
         return self._run()
 
     def advance(self, steps: Steps) -> bool:
-        """Evaluate steps; return whether all is done.
+        """Evaluate steps, as many as `WORK_OF_A_CALL` or one; return whether all is done.
 
         Raises:
             MemoryError: there is none for a layer's rows.
@@ -171,7 +172,10 @@ class Search:
         """
         call, rows, channels = self._call, len(self.tokens), steps.embedding.size(1)
         call.layers, call.num_layers = ctypes.addressof(steps.layers), len(steps.layers)
-        call.channels, call.stop, call.of_each = channels, steps.stop, call.beam if self.step else 1
+        call.channels, call.of_each = channels, call.beam if self.step else 1
+        linear = [part for layer in steps.layers for part in (layer.inner, layer.outer, layer.queries_keys_values)]
+        work = sum(part.inputs * part.outputs for part in (*linear, steps.projection)) * rows
+        call.stop = min(steps.stop, self.step + max(1, WORK_OF_A_CALL // work))
         call.embedding, call.embed_scale = steps.embedding.data_ptr(), steps.scale
         call.added = None if steps.added is None else steps.added.data_ptr()
         call.embedding_norm, call.final_norm = (NormArg() if norm is None else norm_arg(norm) for norm in steps.norms)
