@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
@@ -430,6 +431,7 @@ def test_attention_is_computed_where_it_is_read(models, words) -> None:
 
     assert attention_of(None).numel()
     assert not hooks.generate(attention_of, SimpleNamespace(task=SimpleNamespace(_name="translation"))).numel()
+    assert not hooks.generate(attention_of, Namespace(task="translation")).numel()
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(hooks.TASK_REGISTRY, "own", Own)
         assert hooks.generate(attention_of, SimpleNamespace(task=SimpleNamespace(_name="own"))).numel()

@@ -30,10 +30,11 @@ from relpos_fairseq.models.prepared_steps import prepared_steps, take_back
 from relpos_fairseq.nn.packed import for_kernel, is_plain
 
 GROUPS, ROWS_OF_A_GROUP, WORTH = 4, 8, 0.85  # in how many parts, and from what share on, sources are encoded
-_weighs = ContextVar("relpos_weighs", default=True)
 NO_LAYER = -1  # whose attention over the source is kept
+SELECTS = "reorder_encoder_out"  # of an encoder, which knows that rows share a source
 SCORES = ("output_layer", "get_normalized_probs")  # of a model or decoder, in whose place an instance may have others
 MOST_NAMED = 16  # units up to the last that a search names: more of them would be as wide as a vocabulary
+_weighs = ContextVar("relpos_weighs", default=True)
 
 
 @contextlib.contextmanager
@@ -98,25 +99,17 @@ def _named(generator: SequenceGenerator) -> int:
 
 def _is_served(ensemble: EnsembleModel) -> bool:
     """Return whether the log-probabilities are those of one decoder of ours, and the kernel can read its scores."""
-    decoder = getattr(ensemble.single_model, "decoder", None)
+    model = ensemble.single_model
+    decoder, encoder = (getattr(model, side, None) for side in ("decoder", "encoder"))
     if ensemble.models_size > 1 or not isinstance(decoder, RelPosDecoder) or decoder.adaptive_softmax is not None:
         return False
-    if type(ensemble) is not EnsembleModel or not _is_known(ensemble.single_model):
-        return False
-    encoder = getattr(ensemble.single_model, "encoder", None)
-    is_ours = (
-        encoder is None or getattr(type(encoder), "reorder_encoder_out", None) is RelPosEncoder.reorder_encoder_out
-    )
-    if not is_ours or not vars(decoder).keys().isdisjoint(SCORES):
+    is_softmax = type(model).get_normalized_probs.__module__.split(".")[0] in ("fairseq", "relpos_fairseq")
+    as_known = is_softmax and all(vars(part).keys().isdisjoint(SCORES) for part in (model, decoder))
+    selects = encoder is None or getattr(type(encoder), SELECTS, None) is getattr(RelPosEncoder, SELECTS)
+    if type(ensemble) is not EnsembleModel or not as_known or not selects:
         return False
     like = next(decoder.parameters())
     return not torch.is_autocast_enabled("cpu") and kernel.serves(like.detach().reshape(1, -1)[:, :1])
-
-
-def _is_known(model: Any) -> bool:
-    """Return whether a model's probabilities are the softmax of its scores: fairseq's method or this package's."""
-    method = type(model).get_normalized_probs
-    return method.__module__.split(".")[0] in ("fairseq", "relpos_fairseq") and vars(model).keys().isdisjoint(SCORES)
 
 
 def search(generator: SequenceGenerator, sample: dict[str, Any], bos_token: int | None = None) -> list[list[dict]]:
@@ -152,10 +145,11 @@ def search(generator: SequenceGenerator, sample: dict[str, Any], bos_token: int 
             is_done = found.advance(steps)
         if not is_done:
             decoding.select(found.order, None if steps is None else found.places)
-    limits = _lengths(generator, net_input) if generator.match_source_len else [math.inf] * len(found.ended())
+    ended = found.ended()
+    limits = _lengths(generator, net_input).tolist() if generator.match_source_len else [math.inf] * len(ended)
     return [
-        _by_score([_hypothesis(generator, one, decoding.attention, float(limit)) for one in hypotheses])
-        for hypotheses, limit in zip(found.ended(), limits, strict=True)
+        _by_score([_hypothesis(generator, one, decoding.attention, limit) for one in hypotheses])
+        for hypotheses, limit in zip(ended, limits, strict=True)
     ]
 
 

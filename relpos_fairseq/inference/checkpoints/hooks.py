@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 import warnings
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -151,8 +152,9 @@ def search(original, self, sample, prefix_tokens=None, constraints=None, bos_tok
 
 def generate(original, cfg, *more):
     """Search without attention, which fairseq-generate and -interactive do not read; a task of the user's may."""
-    step = TASK_REGISTRY[cfg.task._name].inference_step
-    is_read = step.__module__.split(".")[0] not in ("fairseq", "relpos_fairseq")
+    name = cfg.task if isinstance(cfg, Namespace) else cfg.task._name
+    step = getattr(TASK_REGISTRY.get(name), "inference_step", None)
+    is_read = step is not None and step.__module__.split(".")[0] not in ("fairseq", "relpos_fairseq")
     with contextlib.nullcontext() if is_read else beam_search.attention_unread():
         return original(cfg, *more)
 
