@@ -147,6 +147,8 @@ class PositionContext:
         window: how many slots a query sees, the last of them its own; None: all.
         documents: (B, S) document number of each slot, or None; other documents are excluded.
         parts: (shared, rotation) of each part of a plan whose layers differ; `of_layer` chooses.
+        tokens: (N,) places in (T B) of the tokens that are no padding, if what layers compute of each token is
+            computed of these alone; None: of all.
     """
 
     positions: Positions
@@ -157,6 +159,7 @@ class PositionContext:
     window: int | None = None
     documents: Tensor | None = None
     parts: tuple[tuple[tuple[PositionTerms, ...], Rotation | None], ...] = ()
+    tokens: Tensor | None = None
 
     def of_layer(self, layer: int) -> PositionContext:
         """Return the context of one layer, counted from 0."""
@@ -164,6 +167,17 @@ class PositionContext:
             return self
         shared, rotation = self.parts[layer % len(self.parts)]
         return replace(self, shared=shared, rotation=rotation, parts=())
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """Return the rows of (T, B, E) of which layers compute: (N, E) of `tokens`, or all (T B, E)."""
+        rows = x.reshape(-1, x.size(-1))
+        return rows if self.tokens is None else rows.index_select(0, self.tokens)
+
+    def pad(self, rows: Tensor, shape: torch.Size) -> Tensor:
+        """Return the shape (T, B, E) of rows that `unpad` returned, zeros at padding."""
+        if self.tokens is None:
+            return rows.view(shape)
+        return rows.new_zeros(shape[0] * shape[1], shape[2]).index_copy_(0, self.tokens, rows).view(shape)
 
 
 @contextlib.contextmanager

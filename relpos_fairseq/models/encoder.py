@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initial
 from relpos_fairseq.nn.packed import pack
 
 UNLIMITED = 2**31 - 1  # where positions set no limit
+SHARE = 0.05  # of a batch: less padding than that is computed with the tokens, as are so many numbers of a layer
+PADDED, PADDED_ELSEWHERE = 2**13, 2**18  # on a CPU; elsewhere it is a guess
 
 
 class TableLimit(int):
@@ -36,6 +39,16 @@ def limit_of(placement: Placement) -> int:
     """Return the longest input that a placement allows, in the form of fairseq's `max_positions`."""
     longest = placement.plan.longest
     return UNLIMITED if longest is None else TableLimit.of(longest, placement.plan.name)
+
+
+def unpadded(padding: Tensor, width: int) -> Tensor | None:
+    """Return the places in (T B) of the tokens that are no padding (B, T), or None: too little is padding."""
+    if is_captured():
+        return None
+    tokens = (~padding).t().flatten().nonzero().flatten()
+    left_out = padding.numel() - len(tokens)
+    little = max(SHARE * padding.numel(), (PADDED if padding.is_cpu else PADDED_ELSEWHERE) / width)
+    return tokens if left_out > little else None
 
 
 def encoder_shape(cfg: Any, length_flag: str) -> AttentionShape:
@@ -119,6 +132,7 @@ class RelPosEncoder(PositionedStack, TransformerEncoderBase):
         x, embedding = self.embed(src_tokens, added, token_embeddings)
         if has_pads:
             x = x * (~padding).unsqueeze(-1).type_as(x)
+            context = replace(context, tokens=unpadded(padding, x.size(-1)))
         x = x.transpose(0, 1)  # (S, B, E)
         states, fc_results = [x] if return_all_hiddens else [], []
         for layer in self.layers:

@@ -91,12 +91,12 @@ class _EncoderLayer(TransformerEncoderLayerBase):
     def forward(
         self, x: Tensor, encoder_padding_mask: Tensor | None, context: PositionContext
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Run fairseq's encoder layer on x (T, B, E)."""
-        residual = x
+        """Run fairseq's encoder layer on x (T, B, E); where the context names tokens, on these, zeros at others."""
+        shape, residual = x.shape, context.unpad(x)
         if self.normalize_before:
-            x = self.self_attn_layer_norm(x)
+            x = context.pad(self.self_attn_layer_norm(residual), shape)
         x, _ = self.self_attn(x, key_padding_mask=encoder_padding_mask, attn_mask=context)
-        x = self.residual_connection(self.dropout_module(x), residual)
+        x = self.residual_connection(self.dropout_module(context.unpad(x)), residual)
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)
 
@@ -108,7 +108,8 @@ class _EncoderLayer(TransformerEncoderLayerBase):
         x = self.residual_connection(self.dropout_module(x), residual)
         if not self.normalize_before:
             x = self.final_layer_norm(x)
-        return (x, fc_result) if self.return_fc else x
+        x = context.pad(x, shape)
+        return (x, context.pad(fc_result, shape)) if self.return_fc else x
 
 
 class _DecoderLayer(TransformerDecoderLayerBase):

@@ -87,7 +87,7 @@ class SelfAttention(nn.Module):
             (T, B, E) output, and probabilities or None.
         """
         rows, probs = self.heads(query, context, key_padding, cache, need_weights)
-        return self.out_proj(rows).view(query.shape), probs
+        return context.pad(self.out_proj(context.unpad(rows)), query.shape), probs
 
     def heads(
         self,
@@ -244,16 +244,16 @@ class SelfAttention(nn.Module):
         key_padding: Tensor | None,
     ) -> AttentionInputs:
         """Return the inputs of attention for queries of the tokens (T, B, E) and keys of `source` (S, B, E)."""
-        rows = query.reshape(-1, self.embed_dim)  # (T B, E): one product of two matrices
+        rows = context.unpad(query)  # (T B, E): one product of two matrices
         if source is query:
             q, k, v = products((self.q_proj, self.k_proj, self.v_proj), self.queries_keys_values, rows)
         else:
             q, keys = self.q_proj(rows), source.reshape(-1, self.embed_dim)
             k, v = products((self.k_proj, self.v_proj), self.keys_values, keys)
         inputs = AttentionInputs(
-            q=self._heads(q, query.shape),
-            k=self._heads(k, source.shape),
-            v=self._heads(v, source.shape),
+            q=self._heads(context.pad(q, query.shape)),
+            k=self._heads(context.pad(k, source.shape)),
+            v=self._heads(context.pad(v, source.shape)),
             terms=terms,
             positions=context.positions,
             scale=self.scale,
@@ -265,9 +265,9 @@ class SelfAttention(nn.Module):
         )
         return rotated(inputs, context)
 
-    def _heads(self, rows: Tensor, shape: torch.Size) -> Tensor:
-        """Split (L B, E) by head, for the shape (L, B, E): (B, H, L, D)."""
-        return rows.view(*shape[:2], self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+    def _heads(self, x: Tensor) -> Tensor:
+        """Split (L, B, E) by head: (B, H, L, D)."""
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
 
 
 def _source(query: Tensor, context: PositionContext) -> Tensor:

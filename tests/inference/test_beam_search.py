@@ -191,34 +191,6 @@ def test_sentences_that_end_leave_their_rows_to_others(scheme: str, scale: float
     assert sum(length > 32 for length in lengths) == left and len({*lengths}) > 2, lengths
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("scheme", [name for name in scheme_names() if not scheme_class(name).causal_only])
-@torch.no_grad()
-def test_sources_of_like_lengths_are_encoded_together(scheme: str, side: str) -> None:
-    """In four parts, each as long as its longest, as all of them are encoded."""
-    encoder = lively(position_scheme=scheme, encoder_skips_end=side == "right").encoder
-    lengths = [4, 19, 3, 9, 1, 12, 7, 2] * 4
-    net_input = sources_of(8, *lengths)["net_input"]
-    if side == "right":
-        for row, length in zip(net_input["src_tokens"], lengths, strict=True):
-            row.copy_(row.roll(length + 1))
-    seen, original = [], type(encoder).forward_scriptable
-
-    def watched(self, tokens, *given, **more):
-        seen.append(tuple(tokens.shape))
-        return original(self, tokens, *given, **more)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(encoder), "forward_scriptable", watched)
-        found, expected = beam_search._encoded(encoder, net_input), encoder.forward_torchscript(net_input)
-    assert seen == [(8, 3), (8, 5), (8, 10), (8, 20), (32, 20)]
-    (padding,) = expected["encoder_padding_mask"]
-    assert torch.equal(found["encoder_padding_mask"][0], padding)
-    hidden = padding.T[:, :, None]
-    numbers = (part["encoder_out"][0].masked_fill(hidden, 0) for part in (found, expected))
-    torch.testing.assert_close(*numbers, rtol=0, atol=2e-5)
-
-
 def test_a_batch_of_mixed_lengths(models, words) -> None:
     sample = sources_of(8, *[4, 19, 3, 9, 1, 12, 7, 2] * 4)
     assert_alike(*searched(models["m4"], words, sample, beam_size=2, max_len_b=5))

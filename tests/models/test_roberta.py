@@ -19,6 +19,7 @@ from helpers.roberta import small_roberta, small_task, tokens
 from relpos_fairseq.core.placement import Placement
 from relpos_fairseq.criterions.sentence_prediction_glue import SentencePredictionGlueCriterion
 from relpos_fairseq.export.model_adapters import adapter_of
+from relpos_fairseq.models import encoder
 from relpos_fairseq.models.configs import namespace
 from relpos_fairseq.models.relpos_roberta import RelPosRobertaModel
 
@@ -97,6 +98,42 @@ def test_batch_and_padding_change_nothing(case: Case) -> None:
     left = model(torch.cat([ids[:1], rolled[1:2]]), segments=torch.cat([segments[:1], turned[1:2]]))
     torch.testing.assert_close(left[0][1, 2:], expected[1, :7])
     torch.testing.assert_close(left[0][0], expected[0])
+
+
+@pytest.mark.parametrize("case", IN_ENCODERS if FULL else told_apart(IN_ENCODERS), ids=str)
+@pytest.mark.parametrize("before", [False, True], ids=["after", "before"])
+def test_layers_leave_padding_out(case: Case, before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On either side, and where it is a whole row: the same outputs of every layer, and the same gradients."""
+    flags = {"segment_encoding": "head", "encoder_normalize_before": before} | case.flags
+    stack = randomized(small_roberta(position_scheme=case.scheme, **flags)).double().encoder.sentence_encoder
+    ids = torch.cat([tokens(), tokens()[1:2].roll(2, dims=1), torch.ones(1, 9, dtype=torch.long)])
+    real, segments = ids.ne(1), (torch.arange(9) > 3).long().expand_as(ids)
+    rows = []
+    for layer in stack.layers:
+        layer.return_fc = True
+        layer.fc1.register_forward_pre_hook(lambda module, given: rows.append(len(given[0])))
+    monkeypatch.setattr(encoder, "PADDED", -1)
+    found = []
+    for share in (1, 0):
+        monkeypatch.setattr(encoder, "SHARE", share)
+        stack.zero_grad()
+        out = stack(ids, return_all_hiddens=True, segments=segments)
+        parts = [part.transpose(0, 1) for part in (*out["encoder_states"], *out["fc_results"], *out["encoder_out"])]
+        torch.manual_seed(2)
+        sum((part[real] * torch.rand_like(part[real])).sum() for part in parts).backward()
+        found.append([part[real] for part in parts] + [p.grad for p in stack.parameters()])
+        assert all(part.isfinite().all() for part in parts)
+    assert rows == [45, 45, 32, 32]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+
+
+def test_little_padding_is_computed_with_the_tokens() -> None:
+    """Up to a twentieth of a batch, or some rows of a narrow model: moving rows would take longer."""
+    padding = torch.arange(100).expand(10, 100) >= torch.arange(91, 101)[:, None]
+    assert encoder.unpadded(padding, 512) is None
+    padding[0] |= torch.arange(100) > 50
+    assert encoder.unpadded(padding, 64) is None
+    assert len(encoder.unpadded(padding, 512)) == (~padding).sum()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

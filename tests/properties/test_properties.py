@@ -175,7 +175,7 @@ def test_m4m_starts_near_plain_attention() -> None:
     scheme = attention.position[0]
     scheme.initialize_projections(attention.q_proj, attention.k_proj)
     x = torch.nn.functional.layer_norm(torch.randn(50, 8, 256), (256,))
-    q, k = (attention._heads(proj(x), x.shape) for proj in (attention.q_proj, attention.k_proj))
+    q, k = (attention._heads(proj(x)) for proj in (attention.q_proj, attention.k_proj))
     for projected in (q, k):
         factor = (projected @ scheme.table[0, 0]).detach()
         assert abs(float(factor.mean()) - 1) < 0.05 and float(factor.std()) < 0.3

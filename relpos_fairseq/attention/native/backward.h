@@ -349,7 +349,7 @@ static void backward_block(Head *group, int members, int64_t first)
     for (int m = 0; m < members; m++)
         begin_backward(group + m, &tile, first);
     int64_t begin, end;
-    visible_keys(group, &tile, &begin, &end);
+    visible_keys(group, members, &tile, &begin, &end);
     for (int64_t first_key = begin, num_keys; first_key < end; first_key += num_keys) {
         num_keys = chunk_length(first_key, begin, end);
         for (int m = 0; m < members; m++)

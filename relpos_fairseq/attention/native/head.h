@@ -444,12 +444,25 @@ INLINE Row row_of_tile(const Head *head, const Tile *tile, int64_t query)
     return (Row){query, begin, end, near_begin, near_end, table_row};
 }
 
-/* Set `begin` and `end` to the range of keys that a block's queries may see.  `begin` is rounded down to UNIT. */
-INLINE void visible_keys(const Head *head, const Tile *tile, int64_t *begin, int64_t *end)
+/* Set `begin` and `end` to the range of keys that a block's queries of some member of a group may see: padding before
+ * and after it is left out.  `begin` is rounded down to UNIT. */
+INLINE void visible_keys(const Head *group, int members, const Tile *tile, int64_t *begin, int64_t *end)
 {
-    const Call *call = head->call;
+    const Call *call = group->call;
     *begin = call->window ? max_of(0, tile->first_slot - call->window + 1) / UNIT * UNIT : 0;
     *end = call->causal ? min_of(call->src_len, tile->first_slot + tile->num_queries) : call->src_len;
+    int64_t first = *end, last = *begin;
+    for (int m = 0; call->key_padding && m < members; m++) {
+        const uint8_t *padding = call->key_padding + group[m].b * call->src_len;
+        for (int64_t j = *begin; j < first; j++)
+            first = padding[j] ? first : j;
+        for (int64_t j = *end; j > last; j--)
+            last = padding[j - 1] ? last : j;
+    }
+    if (call->key_padding) {
+        *begin = first / UNIT * UNIT;
+        *end = last;
+    }
 }
 
 /* Return the length of the chunk that starts at `first_key`.  The keys begin .. end are divided into chunks of about

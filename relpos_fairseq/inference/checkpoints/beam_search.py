@@ -29,7 +29,6 @@ from relpos_fairseq.models.encoder import RelPosEncoder
 from relpos_fairseq.models.prepared_steps import prepared_steps, take_back
 from relpos_fairseq.nn.packed import for_kernel, is_plain
 
-GROUPS, ROWS_OF_A_GROUP, WORTH = 4, 8, 0.85  # in how many parts, and from what share on, sources are encoded
 NO_LAYER = -1  # whose attention over the source is kept
 SELECTS = "reorder_encoder_out"  # of an encoder, which knows that rows share a source
 SCORES = ("output_layer", "get_normalized_probs")  # of a model or decoder, in whose place an instance may have others
@@ -171,7 +170,7 @@ class Decoding:
         self._weighs = _weighs.get()
         self._state: dict = {}
         encoder = getattr(self._model, "encoder", None)
-        self._source = None if encoder is None else _encoded(encoder, net_input)
+        self._source = None if encoder is None else encoder.forward_torchscript(net_input)
         rows = torch.arange(len(net_input["src_tokens"])).repeat_interleave(generator.beam_size)
         self._select_sources(rows, cached=False)
 
@@ -211,30 +210,6 @@ class Decoding:
         """Select rows of the encoder's output; with `cached`, of what layers have read, the sources' numbers alone."""
         if self._source is not None:
             self._source = self._model.encoder.reorder_encoder_out(self._source, order, cached=cached)
-
-
-def _encoded(encoder: Any, net_input: dict[str, Tensor]) -> dict[str, list[Tensor]]:
-    """Return what a decoder reads of a batch's sources, of which those of like lengths are encoded together.
-
-    A batch in the order of a text is to two fifths padding, which takes as long as words.
-    """
-    tokens = net_input["src_tokens"]
-    words = tokens.ne(encoder.padding_idx)
-    groups = words.sum(1).argsort().tensor_split(max(1, min(GROUPS, len(tokens) // ROWS_OF_A_GROUP)))
-    columns = [words[rows].any(0).nonzero().flatten().tolist() for rows in groups]
-    spans = [torch.arange(min(one, default=0), max(one, default=0) + 1) for one in columns]
-    read = sum(len(rows) * len(span) for rows, span in zip(groups, spans, strict=True))
-    if read > WORTH * tokens.numel() or not net_input.keys() <= {"src_tokens", "src_lengths", "prev_output_tokens"}:
-        return encoder.forward_torchscript(net_input)
-    found, padding = None, torch.ones_like(words)
-    for rows, span in zip(groups, spans, strict=True):
-        part = encoder.forward_torchscript({"src_tokens": tokens[rows][:, span], "src_lengths": words[rows].sum(1)})
-        x = part["encoder_out"][0]
-        found = x.new_zeros(tokens.size(1), len(tokens), x.size(2)) if found is None else found
-        found[span[:, None], rows] = x
-        padding[rows[:, None], span] = part["encoder_padding_mask"][0]
-    others = ("encoder_embedding", "encoder_states", "src_tokens", "src_lengths")
-    return {"encoder_out": [found], "encoder_padding_mask": [padding], **{name: [] for name in others}}
 
 
 def _lengths(generator: SequenceGenerator, net_input: dict[str, Tensor]) -> Tensor:
