@@ -87,8 +87,14 @@ def call_main(original, cfg, main, **kwargs):
 
 
 def add_defaults(original, cfg):
-    """Let this process meet torchrun's others, where the plugin was loaded too late for `call_main`: hydra-train."""
+    """Let this process meet torchrun's others, where the plugin was loaded too late for `call_main`: hydra-train.
+
+    Its `memory_efficient_bf16` alone means bf16, as the flag does, whose parser sets both.
+    """
     original(cfg)
+    for kind in ("fp16", "bf16"):
+        if cfg.common[f"memory_efficient_{kind}"]:
+            cfg.common[kind] = True
     if torch.distributed.is_initialized():
         return
     _refuse_misfits(cfg)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import fairseq_cli.train
 import pytest
 import torch
 from fairseq_cli.hydra_train import _hydra_main
@@ -53,6 +54,15 @@ def test_hydra_trains_one_model(corpus: Corpus, tmp_path: Path) -> None:
     assert said.count("training on 2 devices") == said.count("training on") == 1
     assert said.count("Saved checkpoint") == 1
     assert_same_model(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_hydras_memory_efficient_types(kind: str) -> None:
+    """What the parser of fairseq-train does: without it the model trains in fp32, and nobody says so."""
+    cfg = recipes.composed(cli.CONFIGS, "tiny", f"common.memory_efficient_{kind}=true")
+    other = {"fp16": "bf16", "bf16": "fp16"}[kind]
+    fairseq_cli.train.add_defaults(cfg)
+    assert cfg.common[kind] and not cfg.common[other]
 
 
 @pytest.mark.slow
@@ -113,6 +123,8 @@ def test_a_thread_that_reads_ahead_ends_with_the_process(tmp_path: Path) -> None
     script = tmp_path / "read.py"
     script.write_text(
         """
+import fairseq_cli.train
+import pytest
 import torch
 import relpos_fairseq
 from fairseq.data.iterators import BufferedIterator
