@@ -34,6 +34,8 @@ from typing import Any
 import numpy as np
 import tabulate
 import torch
+import torch.nn.functional as F  # noqa: N812
+from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor
 
 from relpos_fairseq.io.progress import progress
@@ -205,10 +207,26 @@ def last_targets(subject: Subject, count: int | None) -> range:
 def log_likelihood(subject: Subject, features: Tensor, targets: Tensor) -> Tensor:
     """Return the log-probability of each target (B, T), fp32 or better; 0 at padding."""
     decoder = subject.model.decoder
-    output = decoder.output_layer(features)
-    scores = decoder.get_normalized_probs((output, None), True, {"target": targets})
-    picked = scores.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    if decoder.adaptive_softmax is None:
+        scores = decoder.get_normalized_probs((decoder.output_layer(features), None), True)
+        picked = scores.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    else:
+        picked = _of_bands(decoder.adaptive_softmax, features, targets)
     return picked.masked_fill(targets == subject.pad, 0.0)
+
+
+def _of_bands(softmax: AdaptiveSoftmax, features: Tensor, targets: Tensor) -> Tensor:
+    """Return the log-probability of each target (B, T) by the bands that have one, with gradients.
+
+    fairseq's `get_log_prob` fills rows as wide as the vocabulary in place, through which no gradient goes.
+    """
+    _, places = softmax.adapt_target(targets)
+    found = features.new_zeros(targets.numel(), dtype=torch.promote_types(features.dtype, torch.float32))
+    every = torch.arange(targets.numel(), device=targets.device)
+    for place, scores, wanted in zip([every, *places], *softmax(features, targets), strict=True):
+        if place is not None:
+            found = found.index_add(0, place, -F.cross_entropy(scores.to(found.dtype), wanted, reduction="none"))
+    return found.view(targets.shape)
 
 
 def rows_of(stream: np.ndarray, fill: int, starts: list[int], width: int) -> Tensor:

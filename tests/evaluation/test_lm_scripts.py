@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from fairseq.modules import AdaptiveSoftmax
 
 from helpers.commands import relpos
 from relpos_fairseq.data.streams.dataset import read_stream
@@ -238,6 +239,26 @@ def test_dynamic_evaluation_learns_from_what_it_scored(subject):
     assert abs(found.nats - still.nats) > 1e-3 and found.each[:4] == pytest.approx(still.each[:4])
     for name, value in subject.model.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+def test_an_adaptive_softmax_is_scored_by_its_bands(subject):
+    """As fairseq's log-probabilities of all words, with gradients, by which dynamic evaluation learns."""
+    torch.manual_seed(3)
+    subject = replace(subject, model=copy.deepcopy(subject.model))
+    decoder = subject.model.decoder
+    words = len(decoder.dictionary)
+    decoder.adaptive_softmax = AdaptiveSoftmax(words, decoder.output_embed_dim, [6, 9], dropout=0.2).double().eval()
+    targets = torch.randint(4, words, (3, 5))
+    targets[1, 3:], targets[2] = subject.pad, 7  # no target of the last band in row 2
+    features = torch.randn(3, 5, decoder.output_embed_dim, dtype=torch.double, requires_grad=True)
+    with torch.no_grad():
+        every = decoder.adaptive_softmax.get_log_prob(features, None).gather(-1, targets[..., None])[..., 0]
+    found = language_model.log_likelihood(subject, features, targets)
+    torch.testing.assert_close(found, every.masked_fill(targets.eq(subject.pad), 0))
+    torch.autograd.gradcheck(lambda x: language_model.log_likelihood(subject, x, targets), features)
+    learned = score_dynamic(subject, range(30, 42), 4, 6, Dynamic(0.05, 0.1))
+    still = language_model.score_with_memory(subject, range(30, 42), 4, 6)
+    assert learned.each[:4] == pytest.approx(still.each[:4]) and abs(learned.nats - still.nats) > 1e-3
 
 
 def test_rms_scales_what_dynamic_evaluation_learns(subject, stream):
