@@ -169,9 +169,8 @@ class PositionContext:
         return replace(self, shared=shared, rotation=rotation, parts=())
 
     def unpad(self, x: Tensor) -> Tensor:
-        """Return the rows of (T, B, E) of which layers compute: (N, E) of `tokens`, or all (T B, E)."""
-        rows = x.reshape(-1, x.size(-1))
-        return rows if self.tokens is None else rows.index_select(0, self.tokens)
+        """Return of x (T, B, E) or (T B, E) what layers compute of: the rows (N, E) of `tokens`, or x."""
+        return x if self.tokens is None else x.reshape(-1, x.size(-1)).index_select(0, self.tokens)
 
     def pad(self, rows: Tensor, shape: torch.Size) -> Tensor:
         """Return the shape (T, B, E) of rows that `unpad` returned, zeros at padding."""

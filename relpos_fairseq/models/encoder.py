@@ -19,8 +19,9 @@ from relpos_fairseq.modules.transformer_layer import RelPosEncoderLayer, initial
 from relpos_fairseq.nn.packed import pack
 
 UNLIMITED = 2**31 - 1  # where positions set no limit
-SHARE = 0.05  # of a batch: less padding than that is computed with the tokens, as are so many numbers of a layer
-PADDED, PADDED_ELSEWHERE = 2**13, 2**18  # on a CPU; elsewhere it is a guess
+# Padding is computed with the tokens up to this share of a batch, and up to so many numbers of a layer's input, on a
+# CPU or elsewhere, where nobody has measured it.
+SHARE, PADDED, PADDED_ELSEWHERE = 0.05, 2**13, 2**18
 
 
 class TableLimit(int):

@@ -244,7 +244,7 @@ class SelfAttention(nn.Module):
         key_padding: Tensor | None,
     ) -> AttentionInputs:
         """Return the inputs of attention for queries of the tokens (T, B, E) and keys of `source` (S, B, E)."""
-        rows = context.unpad(query)  # (T B, E): one product of two matrices
+        rows = context.unpad(query).reshape(-1, self.embed_dim)  # one product of two matrices
         if source is query:
             q, k, v = products((self.q_proj, self.k_proj, self.v_proj), self.queries_keys_values, rows)
         else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import fairseq_cli.train
 import pytest
 import torch
+from fairseq.dataclass.initialize import add_defaults
 from fairseq_cli.hydra_train import _hydra_main
 
 import relpos_fairseq  # noqa: F401
@@ -61,7 +61,7 @@ def test_hydras_memory_efficient_types(kind: str) -> None:
     """What the parser of fairseq-train does: without it the model trains in fp32, and nobody says so."""
     cfg = recipes.composed(cli.CONFIGS, "tiny", f"common.memory_efficient_{kind}=true")
     other = {"fp16": "bf16", "bf16": "fp16"}[kind]
-    fairseq_cli.train.add_defaults(cfg)
+    processes.add_defaults(add_defaults, cfg)
     assert cfg.common[kind] and not cfg.common[other]
 
 
