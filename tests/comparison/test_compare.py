@@ -415,6 +415,9 @@ def test_what_remains_of_runs_at_work(tmp_path, capsys):
         log.write_text(f"x | INFO | train_inner | {json.dumps(values)}\n")
         at = f"update {updates} of 12, training loss 2.5, {left}"
         assert pool.note() == f"all in about {all_in}; {run.title}: {at}"
+    limit, run.flags["max-update"] = run.flags["max-update"], 0
+    assert pool.note().endswith(f"{run.title}: update 12, training loss 2.5")
+    run.flags["max-update"] = limit
     fake_results(comparison, [run], 60.0 - len(run.task.sets()))
     assert comparison.durations() == [60.0] and not capsys.readouterr().out
     comparison.prepare = lambda runs: None

@@ -257,8 +257,9 @@ class ProcessPool:
             if log.updates:
                 own = log.wall * max(updates / log.updates - 1, 0)
                 took, left = [*took, log.wall + own], left + own
-                at = f"update {log.updates:,} of {updates:,}, training loss {log.loss}, "
-                at += f"{duration(own)} left" if own else "scored now"
+                then = f"{duration(own)} left" if own else "scored now"
+                of, then = (f" of {updates:,}", f", {then}") if updates else ("", "")  # else an epoch ends it
+                at = f"update {log.updates:,}{of}, training loss {log.loss}{then}"
             told.append(f"{run.title}: {at}")
         if took and (told or self.waiting):
             left += len(self.waiting) * mean(took)
