@@ -622,12 +622,7 @@ class RelPosForSeq2SeqLM(_Generating, GenerationMixin):
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         states = encoder_outputs[0]
-        if attention_mask is not None:
-            padding = attention_mask == 0
-        elif input_ids is not None:
-            padding = input_ids == PAD
-        else:
-            padding = states.new_zeros(states.shape[:2], dtype=torch.bool)
+        padding = tokens_of(input_ids, attention_mask, states if input_ids is None else None) == PAD
         if decoder_input_ids is None and decoder_inputs_embeds is None and labels is not None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         begun = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds

@@ -71,6 +71,10 @@ def translations_end(model, twin) -> bool:
         mask = (source != 1).long()
         theirs = twin.generate(source, attention_mask=mask, num_beams=beam, **SEARCH)
         ended += compare(ours, theirs.sequences, theirs.get("sequences_scores"), 1)
+    given = {"input_ids": source, "decoder_input_ids": source[:, -1:]}
+    masked, unmasked = twin(**given, attention_mask=mask).logits, twin(**given).logits
+    assert torch.equal(masked, unmasked)
+    assert torch.equal(twin(**given, attention_mask=torch.ones_like(mask)).logits, unmasked)  # padding is by its symbol
     return ended > 0
 
 
