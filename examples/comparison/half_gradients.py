@@ -1,6 +1,6 @@
 """How far are gradients in bf16 and fp32 from those in fp64?  A table, of one batch and untrained models.
 
-python examples/comparison/half_gradients.py          # a minute; slower where the processor does not multiply bf16
+python examples/comparison/half_gradients.py          # some minutes; slower where the processor does not multiply bf16
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from fairseq.data import Dictionary
 import relpos_fairseq.plugin  # noqa: F401  (it registers the models)
 from relpos_fairseq.io.progress import table
 from relpos_fairseq.models.relpos_transformer import RelPosTransformerConfig, RelPosTransformerModel
+from relpos_fairseq.patches.training import sum_in_fp32
 
 SCHEMES = ("none", "learned", "shaw", "t5", "m4", "m4m", "deberta", "rope", "fox")
-WORDS, ROWS, LENGTH = 4000, 32, 24
+WORDS, ROWS, LENGTH = 4000, 128, 24
 
 
-def gradients(scheme: str, dtype: torch.dtype, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the gradient of each parameter in fp64, of label probabilities as fairseq's criterion forms them."""
+def gradients(scheme: str, dtype: torch.dtype, tokens: torch.Tensor, ours: bool = False) -> dict[str, torch.Tensor]:
+    """Return the gradient of each parameter in fp64, of label probabilities as fairseq's criterion forms them.
+
+    `ours`: as fairseq-train sums the gradients of norms and embeddings with this package, else as torch does.
+    """
     words = Dictionary()
     for number in range(WORDS):
         words.add_symbol(f"w{number}")
@@ -30,6 +34,8 @@ def gradients(scheme: str, dtype: torch.dtype, tokens: torch.Tensor) -> dict[str
     torch.manual_seed(1)
     task = Namespace(source_dictionary=words, target_dictionary=words)
     model = RelPosTransformerModel.build_model(config, task).to(dtype).train()
+    if ours:
+        sum_in_fp32(model)
     output = model(tokens, torch.full((ROWS,), LENGTH), tokens.roll(1, 1))
     log_probs = model.get_normalized_probs(output, log_probs=True)
     torch.nn.functional.nll_loss(log_probs.flatten(0, 1), tokens.flatten(), reduction="sum").backward()
@@ -54,9 +60,11 @@ if __name__ == "__main__":
     for scheme in SCHEMES:
         exact = gradients(scheme, torch.float64, drawn)
         row = [scheme]
-        for dtype in (torch.float32, torch.bfloat16):
-            found = gradients(scheme, dtype, drawn)
-            has_tables = any(".position" in name for name in exact)
-            row += [percent(error(found, exact)), percent(error(found, exact, ".position")) if has_tables else "-"]
-        rows.append(row)
-    print(table(rows, ["scheme", "fp32, all parameters", "position's", "bf16, all", "position's"]))
+        for dtype, ours in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+            found = gradients(scheme, dtype, drawn, ours)
+            row += [percent(error(found, exact, word)) for word in ("", "layer_norm.bias")]
+        has_tables = any(".position" in name for name in exact)
+        rows.append([*row, percent(error(found, exact, ".position")) if has_tables else "-"])
+    kinds = ("fp32", "bf16 by torch", "bf16 by fairseq-train")
+    columns = [f"{kind}, {which}" for kind in kinds for which in ("all", "norms' biases")]
+    print(table(rows, ["scheme", *columns, "position's"]))

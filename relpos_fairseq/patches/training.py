@@ -27,10 +27,12 @@ import torch.nn.functional as F  # noqa: N812
 from fairseq import utils
 from fairseq.data.indexed_dataset import IndexedDataset
 from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.modules.layer_norm import Fp32LayerNorm
 from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import masked_lm
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretrainedBARTTask
+from torch import Tensor, nn
 from torch.ao.quantization.observer import HistogramObserver
 
 from relpos_fairseq.io.command import describe_os_error
@@ -280,11 +282,12 @@ def adaptive_loss(original, self, model, sample, reduce=True):
         return original(self, model, sample, reduce)
     output = model(**sample["net_input"])
     targets = model.get_targets(sample, output)
-    tokens, loss = int(targets.ne(self.padding_idx).sum()), output[0].new_zeros(1)
+    tokens = int(targets.ne(self.padding_idx).sum())
+    loss = output[0].new_zeros(1, dtype=torch.promote_types(output[0].dtype, torch.float32))
     for band, (scores, wanted) in enumerate(zip(*softmax(output[0], targets.view(-1)), strict=True)):
         if wanted is not None:
             ignored = {} if band else {"ignore_index": self.padding_idx}
-            loss = loss + F.cross_entropy(scores, wanted, reduction="sum", **ignored)
+            loss = loss + F.cross_entropy(scores.to(loss.dtype), wanted, reduction="sum", **ignored)
     size = len(targets) if self.sentence_avg else tokens
     counted = {"loss": loss.data, "ntokens": tokens, "nsentences": len(targets), "sample_size": size}
     return loss, size, counted
@@ -308,10 +311,30 @@ def keep_bf16_off_tpu() -> None:
     ARCH_CONFIG_REGISTRY.update((name, undo) for name in ARCH_CONFIG_REGISTRY if name.startswith("relpos_"))
 
 
+class Fp32Embedding(nn.Embedding):
+    """An embedding whose gradient is summed in fp32, whatever its own type."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight.float(), self.padding_idx).to(self.weight.dtype)
+
+
+def sum_in_fp32(model: nn.Module) -> None:
+    """Let layer norms and embeddings of a model in bf16 sum their gradients over tokens in fp32, in place.
+
+    On a CPU torch adds them in bf16, where a sum stands still at 256 times what is added: of 4,000 tokens half the
+    gradient of a norm's bias and of a frequent symbol is lost.
+    """
+    for part in model.modules():
+        if type(part) is nn.LayerNorm:
+            part.__class__ = Fp32LayerNorm
+        elif type(part) is nn.Embedding and part.max_norm is None and not part.scale_grad_by_freq:
+            part.__class__ = Fp32Embedding
+
+
 def build_optimizer(original, self):
     """Raise a one-line error without --optimizer, and for --fp16 on a CPU, where fairseq would miss CUDA.
 
-    Where a CPU trains in fp32 and would in bf16 sooner, say so.
+    Where a CPU trains in fp32 and would in bf16 sooner, say so; in bf16, let our models sum gradients in fp32.
     """
     if self.cfg.optimizer is None:
         raise ValueError("a training needs --optimizer: --optimizer adam, or --optimizer relpos_adam")
@@ -320,6 +343,8 @@ def build_optimizer(original, self):
     if scaled and not self.cuda:
         raise ValueError("--fp16 needs a GPU: on a CPU leave it out, or give --bf16")
     ours = str(getattr(self.cfg.model, "_name", "")).startswith("relpos_")
+    if ours and common.bf16 and not self.cuda:
+        sum_in_fp32(self.model)
     if ours and not (self.cuda or common.tpu or common.fp16 or common.bf16) and self.is_data_parallel_master:
         if BFloat16Linear.problem() is None:
             logger.info(

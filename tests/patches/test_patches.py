@@ -20,9 +20,11 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed import utils as distributed
 from fairseq.file_io import PathManager
 from fairseq.modules import AdaptiveSoftmax
+from fairseq.modules.layer_norm import Fp32LayerNorm
 from fairseq.modules.quantization.scalar import ops
 from fairseq.tasks import masked_lm
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
 
 import relpos_fairseq  # noqa: F401
 from helpers import commands as cli
@@ -319,10 +321,14 @@ def test_adaptive_loss_needs_a_cutoff() -> None:
 
 
 @pytest.mark.parametrize("sentence_avg", [False, True])
-def test_adaptive_loss_scores_every_word(sentence_avg: bool) -> None:
-    """The loss is that of the model's own probabilities; the word that is 1 in its band is no padding, padding is."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adaptive_loss_scores_every_word(sentence_avg: bool, dtype: torch.dtype) -> None:
+    """The loss is that of the model's own probabilities; the word that is 1 in its band is no padding, padding is.
+
+    In bf16 it is summed in fp32, as fairseq's other criterions sum theirs.
+    """
     torch.manual_seed(1)
-    softmax = AdaptiveSoftmax(12, 8, [4, 8], dropout=0.0).eval()
+    softmax = AdaptiveSoftmax(12, 8, [4, 8], dropout=0.0).eval().to(dtype)
     criterion = AdaptiveLoss(SimpleNamespace(target_dictionary=SimpleNamespace(pad=lambda: 1)), sentence_avg)
     features, targets = torch.randn(2, 6, 8), torch.tensor([[2, 5, 9, 4, 11, 3], [9, 5, 2, 1, 1, 1]])
 
@@ -331,11 +337,13 @@ def test_adaptive_loss_scores_every_word(sentence_avg: bool) -> None:
         get_targets = staticmethod(lambda sample, output: sample["target"])
 
         def __call__(self) -> tuple:
-            return (features,)
+            return (features.to(dtype),)
 
     loss, size, counted = criterion(Model(), {"net_input": {}, "target": targets})
-    scores = softmax.get_log_prob(features, None).gather(2, targets.unsqueeze(2)).squeeze(2)
-    assert loss.shape == (1,) and torch.allclose(loss, -scores[targets != 1].sum())
+    scores = softmax.float().get_log_prob(features.to(dtype).float(), None).gather(2, targets.unsqueeze(2)).squeeze(2)
+    right = -scores[targets != 1].sum()
+    assert loss.shape == (1,) and loss.dtype is torch.float32
+    assert torch.allclose(loss, right, rtol=1e-5 if dtype is torch.float32 else 2e-3)
     assert (size, counted["ntokens"], counted["nsentences"]) == (2 if sentence_avg else 9, 9, 2)
     assert counted["loss"] == loss and counted["sample_size"] == size
 
@@ -448,6 +456,8 @@ def test_who_would_train_sooner_in_bf16_is_told(changed, said, caplog, monkeypat
     trainer = SimpleNamespace(
         cfg=cfg, _optimizer=optimizer, cuda=changed.get("cuda", False), is_data_parallel_master=True
     )
+    trainer.model = nn.Sequential(nn.LayerNorm(4))
     with caplog.at_level(logging.INFO, training.__name__):
         assert training.build_optimizer(lambda self: self, trainer) is trainer
+    assert (type(trainer.model[0]) is Fp32LayerNorm) == ("bf16" in changed)
     assert said == ("--bf16 would train about twice as fast" in caplog.text)
