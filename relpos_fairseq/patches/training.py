@@ -348,8 +348,8 @@ def build_optimizer(original, self):
     if ours and not (self.cuda or common.tpu or common.fp16 or common.bf16) and self.is_data_parallel_master:
         if BFloat16Linear.problem() is None:
             logger.info(
-                "this processor multiplies bf16: --bf16 would train about twice as fast (what it costs: "
-                "examples/comparison/README.md)"
+                "this processor multiplies bf16: --bf16 would train about twice as fast, a tiny model no "
+                "faster (what it costs: examples/comparison/README.md)"
             )
     found = original(self)
     check_optimizer(self._optimizer, self.cfg.optimizer._name)
