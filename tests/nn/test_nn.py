@@ -287,7 +287,7 @@ def test_what_stands_at_padding_changes_nothing(case, causal):
             of_x, *grads = torch.autograd.grad(out.square().sum(), [x, *module.parameters()], allow_unused=True)
             found = [out, of_x[~padding], *grads]
             expected = expected or found
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-9)  # a gradient may be 1e5
 
 
 @torch.no_grad()
