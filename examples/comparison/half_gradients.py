@@ -1,6 +1,6 @@
 """How far are gradients in bf16 and fp32 from those in fp64?  A table, of one batch and untrained models.
 
-python examples/comparison/half_gradients.py          # some minutes; slower where the processor does not multiply bf16
+python examples/comparison/half_gradients.py          # a minute; slower where the processor does not multiply bf16
 """
 
 from __future__ import annotations
