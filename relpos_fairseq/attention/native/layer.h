@@ -57,9 +57,11 @@ typedef struct {
 
 /* ------------------------------------------------------------------------------------------------- Linear layers */
 
-#define CACHED_ROWS 240 /* rows that go through a layer together, and with as many inputs of each as stay in the */
-#define CACHED_INPUTS (VECTOR_BYTES < 64 ? 256 : 512) /* second-level cache meet all panels of a weight before others */
-#define LINE 64                                       /* bytes that a cache reads at once */
+#define CACHED_ROWS 144   /* rows that go through a layer together, and with as many inputs of each as stay in a second- */
+#define CACHED_INPUTS 512 /* level cache of half a megabyte meet all panels of a weight before others */
+#define TILES (CACHED_ROWS * CACHED_INPUTS + VL) /* numbers that pack_tiles writes, at most */
+#define LINE 64           /* bytes that a cache reads at once */
+#define ROW_VECTORS ((int)((MR + VL - 1) / VL)) /* that hold MR numbers */
 
 /* What a block reads into the second-level cache beside its work: `step` bytes, from `at` on, at every 4th input. */
 typedef struct {
@@ -143,20 +145,31 @@ INLINE LinearBlock *const *blocks_for(int64_t rows, int64_t *count)
 }
 
 /* tiles (ceil(rows / MR), k, MR) = x (rows, k), of which a block reads MR rows: apart, they may all lie in one set of
- * the first-level cache, which has fewer lines. */
+ * the first-level cache, which has fewer lines.  Vectors are longer than MR rows: up to VL numbers after the last tile
+ * change. */
 static void pack_tiles(real *restrict tiles, const real *restrict x, int64_t x_row, int64_t rows, int64_t k)
 {
-    for (; rows > 0; rows -= MR, x += MR * x_row, tiles += MR * k)
-        for (int64_t p = 0; p < k; p++) {
-            if (rows >= MR) {
-#pragma GCC unroll 12
-                for (int i = 0; i < MR; i++)
-                    tiles[p * MR + i] = x[i * x_row + p];
-                continue;
+    for (; rows > 0; rows -= MR, x += MR * x_row, tiles += MR * k) {
+        int64_t p = 0;
+        for (; rows >= MR && p + VL <= k; p += VL) {
+            vec columns[ROW_VECTORS][VECTOR_BYTES / sizeof(real)];
+#pragma GCC unroll 3
+            for (int v = 0; v < ROW_VECTORS; v++) {
+#pragma GCC unroll 16
+                for (int i = 0; i < VL; i++)
+                    columns[v][i] = v * VL + i < MR ? *(const vec *)(x + (v * VL + i) * x_row + p) : (vec){0};
+                transpose(columns[v]);
             }
-            for (int64_t i = 0; i < rows; i++)
-                tiles[p * MR + i] = x[i * x_row + p];
+#pragma GCC unroll 16
+            for (int c = 0; c < VL; c++)
+#pragma GCC unroll 3
+                for (int v = 0; v < ROW_VECTORS; v++)
+                    *(vec *)(tiles + (p + c) * MR + v * VL) = columns[v][c];
         }
+        for (; p < k; p++)
+            for (int64_t i = 0; i < min_of(MR, rows); i++)
+                tiles[p * MR + i] = x[i * x_row + p];
+    }
 }
 
 /* `columns` <= NR of a linear layer, for rows in tiles (k, MR); `next` is the panel that will be read next. */
@@ -329,9 +342,9 @@ static void integer_rows(const Linear *linear, int64_t first, int64_t last, cons
 
 /* Numbers in which linear_rows packs rows: more than a thread's stack may hold. */
 #ifdef LEVELS
-#define PACKED max_of(CACHED_ROWS * CACHED_INPUTS, QUANTIZED_ROWS * MOST_INPUTS / (int64_t)sizeof(real))
+#define PACKED max_of(TILES, QUANTIZED_ROWS * MOST_INPUTS / (int64_t)sizeof(real))
 #else
-#define PACKED (CACHED_ROWS * CACHED_INPUTS)
+#define PACKED TILES
 #endif
 
 /* out (rows, columns of these panels) = what `kind` says of x (rows, inputs), for the panels first .. last.  Rows and
