@@ -210,6 +210,8 @@ class PositionScheme(nn.Module):
         scheme = cls(shape, options)
         if options.init == "neutral":
             scheme.start_neutral()
+        for parameter in () if cls.absolute else scheme.parameters():
+            parameter.takes_position_lr = True  # of relpos_adam
         return scheme
 
     def start_neutral(self) -> None:

@@ -10,6 +10,7 @@ from fairseq.optim.adam import Adam
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.roberta import small_roberta
 from relpos_fairseq.optim import adam
 from relpos_fairseq.optim.adam import OnePassAdam
 
@@ -104,3 +105,36 @@ def test_closure_and_repeatability() -> None:
         assert optimizer.step(lambda: 5.0) == 5.0
         runs.append(parameters)
     torch.testing.assert_close(*runs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["one pass", "fairseq's step"])
+def test_position_schemes_have_a_learning_rate_of_their_own(dtype: torch.dtype) -> None:
+    """Tables of layers, not absolute positions: as by so many times the rate."""
+    model = small_roberta(position_scheme="learned+m4").to(dtype)
+    parameters = dict(model.named_parameters())
+    apart = {name for name in parameters if ".self_attn.position." in name}
+    assert apart and any(".shared." in name for name in parameters)
+    before = {name: part.detach().clone() for name, part in parameters.items()}
+    found = []
+    for scale in (1, 20):
+        for name, part in parameters.items():
+            part.data.copy_(before[name])
+            part.grad = torch.ones_like(part)
+        cfg = adam.RelPosAdamConfig(lr=[0.5], adam_betas="(0.9, 0.98)", adam_eps=1e-3, position_lr_scale=scale)
+        optimizer = adam.RelPosAdam(cfg, list(parameters.values()))
+        if scale != 1:  # what another training has saved
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        optimizer.set_lr(0.01)
+        optimizer.step()
+        assert optimizer.get_lr() == 0.01
+        found.append({name: part.detach() - before[name] for name, part in parameters.items()})
+    for name, change in found[0].items():
+        factor = 20 if name in apart else 1
+        torch.testing.assert_close(found[1][name], factor * change, rtol=0.02, atol=0.02 if factor == 20 else 1e-6)
+
+
+@pytest.mark.parametrize(("scale", "named"), [(0.0, "above 0"), (20.0, "no parameters of relative schemes")])
+def test_a_rate_for_no_scheme_is_refused(scale: float, named: str) -> None:
+    """Nor is one that is no rate."""
+    with pytest.raises(ValueError, match=named):
+        adam.RelPosAdam(adam.RelPosAdamConfig(lr=[0.5], position_lr_scale=scale), draw())
