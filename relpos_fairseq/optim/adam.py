@@ -15,8 +15,6 @@ Tables that a pre-trained model is given start at 0, where the small learning ra
 updates of at most 5e-5 they are 0.003.  `--position-lr-scale` gives them a larger one.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable
