@@ -211,7 +211,7 @@ class PositionScheme(nn.Module):
         if options.init == "neutral":
             scheme.start_neutral()
         for parameter in () if cls.absolute else scheme.parameters():
-            parameter.takes_position_lr = True  # of relpos_adam
+            parameter.takes_position_lr = True  # type: ignore[attr-defined]  # of relpos_adam
         return scheme
 
     def start_neutral(self) -> None:
