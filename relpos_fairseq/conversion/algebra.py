@@ -336,7 +336,9 @@ class _Work:
         values = neutral_parameters(scheme)
         if values is not None and self.start == "neutral":
             if values:
-                self.report.step(f"{scheme.name} added at neutral values, which --position-lr-scale lets fine-tuning move")
+                self.report.step(
+                    f"{scheme.name} added at neutral values (--position-lr-scale lets fine-tuning move them)"
+                )
             return values
         reason = scheme.never_neutral or "--init own"
         self.report.lose(f"{scheme.name} starts at its own initial values ({reason})")
