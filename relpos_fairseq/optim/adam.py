@@ -67,8 +67,8 @@ def _apart(params: Any, scale: float) -> list[dict]:
     Raises:
         ValueError: none is known as one, or the scale is no factor.
     """
-    if not scale > 0:
-        raise ValueError(f"--position-lr-scale {scale:g}: give a number above 0")
+    if not 0 < scale < math.inf:
+        raise ValueError(f"--position-lr-scale {scale:g}: give a finite number above 0")
     apart = [part for part in params if getattr(part, "takes_position_lr", False)]
     if not apart:
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -133,7 +134,9 @@ def test_position_schemes_have_a_learning_rate_of_their_own(dtype: torch.dtype) 
         torch.testing.assert_close(found[1][name], factor * change, rtol=0.02, atol=0.02 if factor == 20 else 1e-6)
 
 
-@pytest.mark.parametrize(("scale", "named"), [(0.0, "above 0"), (20.0, "no parameters of relative schemes")])
+@pytest.mark.parametrize(
+    ("scale", "named"), [(0.0, "above 0"), (math.inf, "finite"), (20.0, "no parameters of relative schemes")]
+)
 def test_a_rate_for_no_scheme_is_refused(scale: float, named: str) -> None:
     """Nor is one that is no rate."""
     with pytest.raises(ValueError, match=named):
