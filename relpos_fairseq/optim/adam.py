@@ -49,9 +49,10 @@ class RelPosAdam(FairseqAdam):
 
     def __init__(self, cfg: Any, params: Any) -> None:
         self._scales = [1.0]  # of the learning rate, by group
-        if cfg.position_lr_scale != 1:
-            params = _apart(params, cfg.position_lr_scale)
-            self._scales.append(cfg.position_lr_scale)
+        scale = getattr(cfg, "position_lr_scale", 1.0)  # fairseq's own config has none
+        if scale != 1:
+            params = _apart(params, scale)
+            self._scales.append(scale)
         super().__init__(cfg, params)
         if type(self._optimizer) is Adam:  # not apex's, which fairseq prefers on a GPU
             self._optimizer = OnePassAdam(params, **self.optimizer_config)
