@@ -32,6 +32,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass
 class RelPosAdamConfig(FairseqAdamConfig):
+    """Options of fairseq's Adam, and of the learning rate of position schemes."""
+
     position_lr_scale: float = field(
         default=1.0,
         metadata={

@@ -11,7 +11,9 @@ from fairseq.optim.adam import Adam
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases import ENCODERS
 from helpers.roberta import small_roberta
+from relpos_fairseq.core.scheme import PositionScheme
 from relpos_fairseq.optim import adam
 from relpos_fairseq.optim.adam import OnePassAdam
 
@@ -132,6 +134,15 @@ def test_position_schemes_have_a_learning_rate_of_their_own(dtype: torch.dtype) 
     for name, change in found[0].items():
         factor = 20 if name in apart else 1
         torch.testing.assert_close(found[1][name], factor * change, rtol=0.02, atol=0.02 if factor == 20 else 1e-6)
+
+
+@pytest.mark.parametrize("scheme", ENCODERS)
+def test_every_scheme_has_that_rate(scheme: str) -> None:
+    """All of its parameters, those that layers share too, and no others; absolute ones have the model's."""
+    model = small_roberta(position_scheme=scheme)
+    schemes = [part for part in model.modules() if isinstance(part, PositionScheme) and not part.absolute]
+    own = {id(part) for one in schemes for part in one.parameters()}
+    assert own == {id(part) for part in model.parameters() if hasattr(part, "takes_position_lr")}
 
 
 @pytest.mark.parametrize(
