@@ -68,6 +68,11 @@ class RelPosAdam(FairseqAdam):
 RelPosAdam.__name__ = FairseqAdam.__name__
 
 
+def takes_position_lr(parameter: Any) -> bool:
+    """Return whether a parameter, or its copy in fp32, is of a position scheme, absolute positions aside."""
+    return getattr(parameter, "takes_position_lr", False)
+
+
 def _apart(params: Any, scale: float) -> list[dict]:
     """Return groups of parameters: others, and those of position schemes.
 
@@ -76,11 +81,11 @@ def _apart(params: Any, scale: float) -> list[dict]:
     """
     if not 0 < scale < math.inf:
         raise ValueError(f"--position-lr-scale {scale:g}: give a finite number above 0")
-    apart = [part for part in params if getattr(part, "takes_position_lr", False)]
+    apart = [*filter(takes_position_lr, params)]
     if not apart:
         raise ValueError(
             f"--position-lr-scale {scale:g}: the optimizer is given no parameters of relative schemes: the model has "
-            f"none, or they are copies (of --fp16 and --bf16, without --memory-efficient-bf16, and of fully_sharded)"
+            f"none, or all parameters are one flat copy (of --fp16 without --fp16-no-flatten-grads)"
         )
     own = set(map(id, apart))
     return [{"params": [part for part in params if id(part) not in own]}, {"params": apart}]

@@ -42,6 +42,7 @@ from relpos_fairseq.io.packages import describe_missing
 from relpos_fairseq.io.reading import ordinary, reading
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
 from relpos_fairseq.nn.packed import BFloat16Linear
+from relpos_fairseq.optim.adam import takes_position_lr
 from relpos_fairseq.patches.sharding import check_optimizer, unsharded
 from relpos_fairseq.text.assets import word_starts
 
@@ -353,6 +354,15 @@ def build_optimizer(original, self):
             )
     found = original(self)
     check_optimizer(self._optimizer, self.cfg.optimizer._name)
+    return found
+
+
+def build_fp32_params(original, cls, args, params, flatten=True):
+    """Return copies in fp32 that have the learning rate of what they are copies of; a flat one is of all together."""
+    found = original(cls, args, params, flatten)
+    if not flatten:
+        for parameter, copied in zip(params, found, strict=True):
+            copied.takes_position_lr = takes_position_lr(parameter)
     return found
 
 

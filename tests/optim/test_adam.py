@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.optim.adam import Adam
+from fairseq.optim.fp16_optimizer import FP16Optimizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from cases import ENCODERS
 from helpers.roberta import small_roberta
@@ -134,6 +138,21 @@ def test_position_schemes_have_a_learning_rate_of_their_own(dtype: torch.dtype) 
     for name, change in found[0].items():
         factor = 20 if name in apart else 1
         torch.testing.assert_close(found[1][name], factor * change, rtol=0.02, atol=0.02 if factor == 20 else 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16_no_flatten_grads"])
+def test_copies_in_fp32_have_that_rate(kind: str) -> None:
+    """What the optimizer is given by --bf16, and by --fp16 with that option."""
+    parameters = list(small_roberta(position_scheme="learned+m4").half().parameters())
+    asked = adam.RelPosAdamConfig(_name="relpos_adam", lr=[0.5], position_lr_scale=20)
+    cfg: Any = OmegaConf.structured(FairseqConfig)
+    cfg.optimizer = OmegaConf.structured(asked)
+    setattr(cfg.common, kind, True)
+    optimizer = FP16Optimizer.build_optimizer(cfg, parameters)
+    optimizer.set_lr(0.01)
+    for own, copied in zip(parameters, optimizer.fp32_params, strict=True):
+        [lr] = [group["lr"] for group in optimizer.param_groups if any(copied is one for one in group["params"])]
+        assert lr == pytest.approx(0.2 if hasattr(own, "takes_position_lr") else 0.01)
 
 
 @pytest.mark.parametrize("scheme", ENCODERS)
