@@ -101,8 +101,8 @@ def _apart(params: Any, scale: float) -> list[dict]:
     apart = [*filter(takes_position_lr, params)]
     if not apart:
         raise ValueError(
-            f"--position-lr-scale {scale:g}: the optimizer is given no parameters of relative schemes: the model "
-            f"trains none, or all parameters are one flat copy (of --fp16 without --fp16-no-flatten-grads)"
+            f"--position-lr-scale {scale:g}: the optimizer is given no parameters of relative schemes: leave it out, "
+            f"or with --fp16, whose parameters are one flat copy, give --fp16-no-flatten-grads too"
         )
     own = set(map(id, apart))
     return [{"params": [part for part in params if id(part) not in own]}, {"params": apart}]
