@@ -26,6 +26,8 @@ from fairseq.optim import register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
 from torch import Tensor, nn
 
+from relpos_fairseq.io.errors import UserError
+
 EXACT = (torch.float32, torch.float64)
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -63,6 +65,21 @@ class RelPosAdam(FairseqAdam):
         for group, scale in zip(self.param_groups, self._scales, strict=True):
             group["lr"] = lr * scale
 
+    def load_state_dict(self, state_dict: dict, optimizer_overrides: dict | None = None) -> None:
+        """Read a state; groups keep this training's scales, also where no schedule sets the rate again.
+
+        Raises:
+            UserError: the state is of a training with the scale, and this one has none, or the other way round.
+        """
+        saved, scaled = (len(one) > 1 for one in (state_dict["param_groups"], self._scales))
+        if saved != scaled:
+            raise UserError(
+                f"it was trained {'with' if saved else 'without'} --position-lr-scale, and this training is "
+                f"{'with' if scaled else 'without'}: do as it did, or give --reset-optimizer"
+            )
+        super().load_state_dict(state_dict, optimizer_overrides)
+        self.set_lr(self.get_lr())
+
 
 # fairseq compares the class with the checkpoint's: each reads what the other has written.
 RelPosAdam.__name__ = FairseqAdam.__name__
@@ -84,8 +101,8 @@ def _apart(params: Any, scale: float) -> list[dict]:
     apart = [*filter(takes_position_lr, params)]
     if not apart:
         raise ValueError(
-            f"--position-lr-scale {scale:g}: the optimizer is given no parameters of relative schemes: the model has "
-            f"none, or all parameters are one flat copy (of --fp16 without --fp16-no-flatten-grads)"
+            f"--position-lr-scale {scale:g}: the optimizer is given no parameters of relative schemes: leave it out, "
+            f"or with --fp16, whose parameters are one flat copy, give --fp16-no-flatten-grads too"
         )
     own = set(map(id, apart))
     return [{"params": [part for part in params if id(part) not in own]}, {"params": apart}]

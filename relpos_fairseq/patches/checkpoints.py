@@ -30,6 +30,7 @@ from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.reading import reading
 from relpos_fairseq.io.tensor_files import building, check_checkpoint, check_finite, load, loading
 from relpos_fairseq.patches.processes import running
+from relpos_fairseq.patches.sharding import parts_of
 from relpos_fairseq.saved.identity import saved_options, tell_replaced
 
 try:
@@ -197,10 +198,10 @@ def load_or_explain(original, read, trainer, filename, reset_optimizer, *args, *
             raise _explained(refusal, filename, cfg, trainer) from None
     if "optimizer" in others and not reset_optimizer:  # in bf16 fairseq takes its state, and fails at the first step
         raise _disagreement(filename, told, here, others, "--reset-optimizer")
-    inner = getattr(trainer.optimizer, "optimizer", None) if read and not reset_optimizer else None
-    if isinstance(inner, torch.optim.Optimizer):
-        with building(filename):
-            _check_optimizer(inner)
+    for inner in parts_of(trainer.optimizer) if read and not reset_optimizer else ():
+        if isinstance(inner, torch.optim.Optimizer):
+            with building(filename):
+                _check_optimizer(inner)
     return loaded
 
 

@@ -139,14 +139,19 @@ def cut_moments(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None
 
 def check_optimizer(optimizer: Any, name: str) -> None:
     """Let a sharded training's optimizer read whole states; refuse one that computes with whole tensors."""
-    if not any(map(is_sharded, optimizer.params)):
-        return
     if not optimizer.supports_flat_params:
         raise UserError(
             f"--optimizer {name} does not work with --ddp-backend {BACKEND} on several processes: "
             "give adam or relpos_adam"
         )
-    optimizer.optimizer.register_load_state_dict_pre_hook(cut_moments)
+    for inner in parts_of(optimizer):
+        inner.register_load_state_dict_pre_hook(cut_moments)
+
+
+def parts_of(optimizer: Any) -> list[Any]:
+    """Return torch's optimizers in one of fairseq's: several in its composite one."""
+    inner = getattr(optimizer, "optimizer", None)
+    return [part.optimizer for part in inner.optimizers.values()] if hasattr(inner, "optimizers") else [inner]
 
 
 def consolidate_optimizer(original, self):

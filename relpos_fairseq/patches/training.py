@@ -43,7 +43,7 @@ from relpos_fairseq.io.reading import ordinary, reading
 from relpos_fairseq.metrics.bleu import USUAL, bleu_of, tokenizer_of
 from relpos_fairseq.nn.packed import BFloat16Linear
 from relpos_fairseq.optim.adam import takes_position_lr
-from relpos_fairseq.patches.sharding import check_optimizer, unsharded
+from relpos_fairseq.patches.sharding import check_optimizer, is_sharded, unsharded
 from relpos_fairseq.text.assets import word_starts
 
 logger = logging.getLogger(__name__)
@@ -353,7 +353,8 @@ def build_optimizer(original, self):
                 "faster (what it costs: examples/comparison/README.md)"
             )
     found = original(self)
-    check_optimizer(self._optimizer, self.cfg.optimizer._name)
+    if any(map(is_sharded, self.model.parameters())):
+        check_optimizer(self._optimizer, self.cfg.optimizer._name)
     return found
 
 

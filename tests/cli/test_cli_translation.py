@@ -16,6 +16,7 @@ from fairseq.checkpoint_utils import load_ema_from_checkpoint, load_model_ensemb
 from fairseq.dataclass.initialize import add_defaults
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli.hydra_train import _hydra_main
+from omegaconf import open_dict
 
 import relpos_fairseq  # noqa: F401  registers the models, and lets torch.load read checkpoints
 from cases import ENCODERS
@@ -154,6 +155,22 @@ def test_hydra_trains_and_generate_needs_no_flag(corpus, tmp_path):
     assert "positions of encoder: tupe " in output
     assert scheme_in(checkpoint).startswith("tupe ")
     assert len(cli.in_order(cli.generate(corpus, checkpoint))) == TEST_SENTENCES
+
+
+@pytest.mark.parametrize("more", [(), ("common.bf16=true",)])
+def test_fairseqs_composite_optimizer_trains_and_resumes(corpus, tmp_path, more):
+    """Its own torch optimizer has neither groups nor defaults."""
+    adam = {"_name": "relpos_adam", "adam_betas": "(0.9, 0.98)", "lr": [0.01], "position_lr_scale": 20}
+    group = {"optimizer": adam, "lr_scheduler": {"_name": "fixed", "lr": [0.01]}}
+    how = ("dataset.num_workers=0", "dataset.disable_validation=true", "model.position_scheme=t5", *more)
+    for updates in (1, 2):
+        paths = (f"checkpoint.save_dir={tmp_path}", f"optimization.max_update={updates}")
+        cfg = composed(corpus, "tiny", *how, *paths)
+        with open_dict(cfg), cli.captured() as said:
+            cfg.optimizer = {"_name": "composite", "groups": {"default": group}}
+            cfg.lr_scheduler = {"_name": "pass_through"}
+            _hydra_main(cfg)
+    assert "num_updates: 2 >= max_update" in said.getvalue()
 
 
 # One for each kind of parts that a checkpoint may have; what others compute is tested with their models.

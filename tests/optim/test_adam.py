@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from cases import ENCODERS
 from helpers.roberta import small_roberta
 from relpos_fairseq.core.scheme import PositionScheme
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.optim import adam
 from relpos_fairseq.optim.adam import OnePassAdam
 
@@ -155,10 +156,36 @@ def test_copies_in_fp32_have_that_rate(kind: str) -> None:
         assert lr == pytest.approx(0.2 if hasattr(own, "takes_position_lr") else 0.01)
 
 
+def made(scale: float) -> adam.RelPosAdam:
+    """An optimizer of two parameters, one of a scheme; the scale is of that one's rate."""
+    parameters = draw()[:2]
+    parameters[1].takes_position_lr = True
+    cfg = adam.RelPosAdamConfig(lr=[0.5], adam_betas="(0.9, 0.98)", position_lr_scale=scale)
+    return adam.RelPosAdam(cfg, parameters)
+
+
+@pytest.mark.parametrize(("overrides", "lr"), [(None, 0.01), ({"lr": 0.02}, 0.02)])
+def test_a_resume_has_the_scale_that_is_given(overrides: dict | None, lr: float) -> None:
+    """Before a schedule sets a rate: reduce_lr_on_plateau sets none."""
+    first, then = made(20), made(10)
+    first.set_lr(0.01)
+    then.load_state_dict(copy.deepcopy(first.state_dict()), overrides)
+    assert [group["lr"] for group in then.param_groups] == pytest.approx([lr, 10 * lr])
+
+
+@pytest.mark.parametrize("scales", [(20, 1), (1, 20)])
+def test_a_resume_without_the_scale_or_with_a_new_one_is_refused(scales: tuple) -> None:
+    """The states of two groups and of one are in different orders."""
+    first, then = map(made, scales)
+    with pytest.raises(UserError, match="--position-lr-scale.*--reset-optimizer"):
+        then.load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize("segments", ["none", "head"])
 @pytest.mark.parametrize("scheme", ENCODERS)
-def test_every_scheme_has_that_rate(scheme: str) -> None:
+def test_every_scheme_has_that_rate(scheme: str, segments: str) -> None:
     """All of its parameters, those that layers share too, and no others; absolute ones have the model's."""
-    model = small_roberta(position_scheme=scheme)
+    model = small_roberta(position_scheme=scheme, segment_encoding=segments)
     schemes = [part for part in model.modules() if isinstance(part, PositionScheme) and not part.absolute]
     own = {id(part) for one in schemes for part in one.parameters()}
     assert own == {id(part) for part in model.parameters() if hasattr(part, "takes_position_lr")}

@@ -178,9 +178,17 @@ def test_other_trainings_are_not_refused(given: tuple[str, int, str]) -> None:
 
 
 def test_an_optimizer_of_whole_tensors_is_refused() -> None:
-    adagrad = SimpleNamespace(params=[SimpleNamespace(device_mesh=None)], supports_flat_params=False)
+    adagrad = SimpleNamespace(supports_flat_params=False)
     with pytest.raises(UserError, match="--optimizer adagrad does not work with .*: give adam or relpos_adam"):
         sharding.check_optimizer(adagrad, "adagrad")
+
+
+def test_each_optimizer_of_a_composite_one_reads_whole_states() -> None:
+    inner = [torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))]) for _ in range(2)]
+    parts = {str(number): SimpleNamespace(optimizer=part) for number, part in enumerate(inner)}
+    composite = SimpleNamespace(optimizer=SimpleNamespace(optimizers=parts), supports_flat_params=True)
+    sharding.check_optimizer(composite, "composite")
+    assert all(part._optimizer_load_state_dict_pre_hooks for part in inner)
 
 
 def gradients(made: Callable, scheme: str, rank: int | None) -> dict[str, torch.Tensor | None]:
