@@ -68,14 +68,6 @@ def neutral_parameters(scheme: PositionScheme) -> Params | None:
     return {name: value.detach().clone() for name, value in scheme.named_parameters()}
 
 
-def is_neutral(scheme: PositionScheme, params: Params) -> bool:
-    """Tell whether a scheme with these parameters changes nothing, so that it may be left out."""
-    wanted = ((value, scheme.table_of(name).neutral) for name, value in params.items())
-    return not scheme.never_neutral and all(
-        neutral is None or bool((value == neutral).all()) for value, neutral in wanted
-    )
-
-
 def apply_rule(source: ConversionSource) -> Params:
     """Return the parameters of the target that a rule makes of the source's parameters."""
     old, new = source.old, source.new
@@ -118,7 +110,7 @@ def fit_to_target(params: Params, source: ConversionSource) -> Params:
     """
     old, new, report = source.old, source.new, source.report
     wanted = dict(new.named_parameters())
-    silent = is_neutral(old, source.params)
+    silent = old.is_neutral(source.params)
     for name in wanted.keys() - params.keys():
         if name == "theta" and not silent:
             report.lose(f"{new.name}: the reset takes the first token's row and column")
@@ -372,7 +364,7 @@ class _Work:
                 for layer, params in enumerate(self.tables[name])
                 if place.index(layer) is not None and name not in self.taken[layer].values()
             ]
-            if all(is_neutral(scheme, params) for scheme, params in unused):
+            if all(scheme.is_neutral(params) for scheme, params in unused):
                 if any(params for _, params in unused):
                     self.report.step(f"{name} left out (its tables are neutral)")
                 continue

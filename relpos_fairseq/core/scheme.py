@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, cast
 
@@ -213,6 +213,13 @@ class PositionScheme(nn.Module):
         for parameter in () if cls.absolute else scheme.parameters():
             parameter.takes_position_lr = True  # type: ignore[attr-defined]  # of relpos_adam
         return scheme
+
+    def is_neutral(self, params: Mapping[str, Tensor]) -> bool:
+        """Tell whether the scheme with these parameters changes nothing, so that it may be left out."""
+        wanted = ((value, self.table_of(name).neutral) for name, value in params.items())
+        return not self.never_neutral and all(
+            neutral is None or bool((value == neutral).all()) for value, neutral in wanted
+        )
 
     def start_neutral(self) -> None:
         """Set the tables to the values that change no logit."""
@@ -424,6 +431,11 @@ class PositionScheme(nn.Module):
 
 
 REGISTER: dict[str, type[PositionScheme]] = {}
+
+
+def takes_position_lr(parameter: Any) -> bool:
+    """Return whether a parameter, or its copy in fp32, is of a position scheme, absolute positions aside."""
+    return getattr(parameter, "takes_position_lr", False)
 
 
 def register_scheme(name: str) -> Callable[[type[PositionScheme]], type[PositionScheme]]:

@@ -26,6 +26,7 @@ from fairseq.optim import register_optimizer
 from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
 from torch import Tensor, nn
 
+from relpos_fairseq.core.scheme import takes_position_lr
 from relpos_fairseq.io.errors import UserError
 
 EXACT = (torch.float32, torch.float64)
@@ -83,11 +84,6 @@ class RelPosAdam(FairseqAdam):
 
 # fairseq compares the class with the checkpoint's: each reads what the other has written.
 RelPosAdam.__name__ = FairseqAdam.__name__
-
-
-def takes_position_lr(parameter: Any) -> bool:
-    """Return whether a parameter, or its copy in fp32, is of a position scheme, absolute positions aside."""
-    return getattr(parameter, "takes_position_lr", False)
 
 
 def _apart(params: Any, scale: float) -> list[dict]:

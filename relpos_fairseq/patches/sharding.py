@@ -19,8 +19,8 @@ from fairseq.models import BaseFairseqModel
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
+from relpos_fairseq.core.scheme import takes_position_lr
 from relpos_fairseq.io.errors import UserError
-from relpos_fairseq.optim.adam import takes_position_lr
 
 BACKEND = "fully_sharded"
 SAME_PARTS = "every process must use the same parameters"

@@ -274,9 +274,11 @@ def test_logs_are_read_by_updates():
         log.read(f"2026-01-01 00:00:00 | INFO | valid{split} | {json.dumps(named)}\n")
     log.read('2026 | INFO | train | {"train_wps": "9.5"}\n')
     log.read("2026 | INFO | fairseq | num. shared model params: 1,234 (num. trained: 1,234)\n")
+    for name in ("fairseq.trainer", "relpos_fairseq.patches.training", "relpos_fairseq.patches.training"):
+        log.read(f"2026 | WARNING | {name} | of {name}\n")
     found = {n: (one["valid_accuracy"], one["valid1_accuracy"]) for n, one in log.valid.items()}
     assert found == {10: (50.0, 40.0), 20: (60.0, 61.0)}
-    assert (log.speed, log.parameters) == (10, 1234)
+    assert (log.speed, log.parameters, [*log.warnings]) == (10, 1234, ["of relpos_fairseq.patches.training"])
 
 
 def test_statistics_are_the_metrics():

@@ -29,6 +29,8 @@ from torch import nn
 import relpos_fairseq  # noqa: F401
 from helpers import commands as cli
 from helpers.commands import relpos
+from helpers.roberta import small_roberta
+from relpos_fairseq.core.scheme import PositionScheme
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.nn.packed import BFloat16Linear
 from relpos_fairseq.patches import training
@@ -436,6 +438,40 @@ def test_merges_with_a_byte_order_mark_are_the_same(tmp_path):
         assert made.encode("ab aab") == "ab a@@ ab"
 
 
+FAST = SimpleNamespace(lr=[1e-3])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "lr", "scale", "value", "said"),
+    [
+        ("learned+m4", 3e-5, 1, 0.0, "m4"),
+        ("t5+rel_scalar", 1e-4, 1, 0.0, "rel_scalar, t5"),
+        ("learned+m4", 3e-5, 20, 0.0, None),
+        ("learned+m4", 1e-3, 1, 0.0, None),
+        ("learned+m4", 3e-5, 1, 0.01, None),  # trained before
+        ("learned+m4", 3e-5, 1, None, None),  # not trained now
+        ("learned", 3e-5, 1, 0.0, None),
+        ("alibi", 3e-5, 1, 0.0, None),
+    ],
+)
+def test_fine_tuning_that_leaves_tables_neutral_is_told(scheme, lr, scale, value, said, caplog):
+    """Tables that a pre-trained model was given stay where they begin, and nothing else would say so."""
+    start = {} if scheme in ("learned", "alibi") else {"position_init": "neutral"}
+    model = small_roberta(position_scheme=scheme, **start)
+    for part in (part for one in model.modules() if isinstance(one, PositionScheme) for part in one.parameters()):
+        part.requires_grad_(value is not None).data += value or 0.0
+    cfg = SimpleNamespace(
+        common=SimpleNamespace(fp16=False, bf16=False, tpu=False),
+        model=SimpleNamespace(_name="relpos_roberta"),
+        optimizer=SimpleNamespace(_name="relpos_adam", position_lr_scale=scale),
+        optimization=SimpleNamespace(lr=[lr / 2, lr]),
+    )
+    trainer = SimpleNamespace(cfg=cfg, _optimizer=None, cuda=False, is_data_parallel_master=True, model=model)
+    training.build_optimizer(lambda self: self, trainer)
+    told = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert told == [] if said is None else told[0].startswith(f"positions {said} are neutral")
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -451,7 +487,7 @@ def test_who_would_train_sooner_in_bf16_is_told(changed, said, caplog, monkeypat
     monkeypatch.setattr(BFloat16Linear, "problem", lambda: changed.get("no"))
     common = SimpleNamespace(fp16=False, bf16=changed.get("bf16", False), tpu=False)
     model = SimpleNamespace(_name=changed.get("_name", "relpos_roberta_base"))
-    cfg = SimpleNamespace(common=common, model=model, optimizer=SimpleNamespace(_name="adam"))
+    cfg = SimpleNamespace(common=common, model=model, optimizer=SimpleNamespace(_name="adam"), optimization=FAST)
     optimizer = SimpleNamespace(params=[])
     trainer = SimpleNamespace(
         cfg=cfg, _optimizer=optimizer, cuda=changed.get("cuda", False), is_data_parallel_master=True

@@ -241,6 +241,8 @@ class ProcessPool:
             sets = (self.comparison.result(run) or {"sets": {}})["sets"].items()
             values = [f"{name} {metric} {v:.2f}" for name, one in sets for metric, v in one["values"].items()]
             self.took.append(fork.seconds)
+            for warning in TrainingLog.of(self.comparison.folder(run) / "train.log").warnings:
+                say(f"warning: {run.title}: {warning}")
             self.count(run, f"{', '.join(values)} ({fork.seconds:.0f} s)")
 
     def count(self, run: Run, end: str) -> None:

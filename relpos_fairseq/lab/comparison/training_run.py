@@ -19,6 +19,7 @@ from relpos_fairseq.lab.comparison.tasks.base import Workspace
 
 LOG_LINE = re.compile(r"\bINFO \| (train_inner|train|valid\d*) \| (\{.*\})\s*$")
 LAST = "checkpoint_last.pt"
+WARNING = re.compile(r"\bWARNING \| relpos_fairseq\S* \| (.*)")
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 BEGUN = "begun"  # the time at which a process began, before what it took: a kill leaves that out
 
@@ -147,6 +148,7 @@ class TrainingLog:
     updates: int = 0  # so far
     wall: float = 0.0  # seconds of training so far
     loss: str = ""  # the newest of training
+    warnings: dict[str, None] = field(default_factory=dict)  # of this package, in their order
 
     @classmethod
     def of(cls, path: Path) -> TrainingLog:
@@ -161,6 +163,8 @@ class TrainingLog:
         """Add the numbers in one line of the log, if there are any."""
         if match := PARAMETERS.search(line):
             self.parameters = int(match[1].replace(",", ""))
+        if match := WARNING.search(line):
+            self.warnings[match[1]] = None
         if (match := LOG_LINE.search(line)) is None:
             return
         part, values = match[1], parse_json(match[2], dict[str, float | str | None])
