@@ -458,5 +458,5 @@ def _build(plan: PositionPlan, layer: int | None) -> SchemeStack:
     ]
     if plan.segment_encoding == "head":
         if (plan.segment_share in ("layers", "both")) == (layer is None):
-            schemes.append(SegmentHead.built(shape, _segment_options(plan)))
+            schemes.append(SegmentHead(shape, _segment_options(plan)))
     return SchemeStack(schemes, layer or 0)

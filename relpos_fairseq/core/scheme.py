@@ -210,8 +210,6 @@ class PositionScheme(nn.Module):
         scheme = cls(shape, options)
         if options.init == "neutral":
             scheme.start_neutral()
-        for parameter in () if cls.absolute else scheme.parameters():
-            parameter.takes_position_lr = True  # type: ignore[attr-defined]  # of relpos_adam
         return scheme
 
     def is_neutral(self, params: Mapping[str, Tensor]) -> bool:
@@ -433,8 +431,16 @@ class PositionScheme(nn.Module):
 REGISTER: dict[str, type[PositionScheme]] = {}
 
 
+def mark_schemes(model: nn.Module) -> list[PositionScheme]:
+    """Return a model's schemes, absolute positions aside; from now on `takes_position_lr` knows their parameters."""
+    schemes = [part for part in model.modules() if isinstance(part, PositionScheme) and not part.absolute]
+    for parameter in (one for scheme in schemes for one in scheme.parameters()):
+        parameter.takes_position_lr = True  # type: ignore[attr-defined]
+    return schemes
+
+
 def takes_position_lr(parameter: Any) -> bool:
-    """Return whether a parameter, or its copy in fp32, is of a position scheme, absolute positions aside."""
+    """Return whether a parameter, or its copy in fp32, is of one of the schemes that `mark_schemes` has seen."""
     return getattr(parameter, "takes_position_lr", False)
 
 

@@ -19,7 +19,6 @@ from fairseq.models import BaseFairseqModel
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
-from relpos_fairseq.core.scheme import takes_position_lr
 from relpos_fairseq.io.errors import UserError
 
 BACKEND = "fully_sharded"
@@ -96,15 +95,12 @@ def shard(original, args, model, process_group, device):
     if args.fp32_reduce_scatter:
         how["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     names = Counter(map(id, dict(model.named_parameters(remove_duplicate=False)).values()))
-    own_rate = [name for name, parameter in model.named_parameters() if takes_position_lr(parameter)]
     for layer in [part for part in model.modules() if getattr(part, "shards_apart", False)]:
         if any(names[id(parameter)] > 1 for parameter in layer.parameters()):
             continue  # one that layers share is sharded once
         layer.reshards = not args.no_reshard_after_forward
         fully_shard(layer, reshard_after_forward=layer.reshards, **how)
     fully_shard(model, **how)
-    for name in own_rate:  # others than before the parameters were sharded
-        model.get_parameter(name).takes_position_lr = True
     for part in model.modules():
         part.register_load_state_dict_pre_hook(_cut_parameters)
     return model

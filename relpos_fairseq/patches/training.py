@@ -35,7 +35,7 @@ from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretra
 from torch import Tensor, nn
 from torch.ao.quantization.observer import HistogramObserver
 
-from relpos_fairseq.core.scheme import PositionScheme, takes_position_lr
+from relpos_fairseq.core.scheme import PositionScheme, mark_schemes, takes_position_lr
 from relpos_fairseq.io.command import describe_os_error
 from relpos_fairseq.io.indexed import REMEDY, check_ids, read_indexed
 from relpos_fairseq.io.manifests import check_unchanged
@@ -353,7 +353,8 @@ def build_optimizer(original, self):
                 "this processor multiplies bf16: --bf16 would train about twice as fast, a tiny model no "
                 "faster (what it costs: examples/comparison/README.md)"
             )
-    if self.is_data_parallel_master and (names := _left_neutral(self)):
+    names = _left_neutral(mark_schemes(self.model), self.cfg)
+    if names and self.is_data_parallel_master:
         logger.warning(
             f"positions {', '.join(names)} are neutral, and at so small a learning rate they stay so: give --optimizer "
             f"relpos_adam --position-lr-scale 20 (examples/roberta/README.convert.md)"
@@ -364,10 +365,9 @@ def build_optimizer(original, self):
     return found
 
 
-def _left_neutral(trainer: Any) -> list[str]:
+def _left_neutral(schemes: list[PositionScheme], cfg: Any) -> list[str]:
     """Return the names of schemes that change nothing, and that a fine-tuning's learning rate leaves so."""
-    rate = max(trainer.cfg.optimization.lr) * getattr(trainer.cfg.optimizer, "position_lr_scale", 1)
-    schemes = [part for part in trainer.model.modules() if isinstance(part, PositionScheme) and not part.absolute]
+    rate = max(cfg.optimization.lr) * getattr(cfg.optimizer, "position_lr_scale", 1)
     found = set()
     for scheme in schemes if rate <= LEAVES_NEUTRAL else ():
         learned: dict[str, Any] = {name: part.data for name, part in scheme.named_parameters() if part.requires_grad}

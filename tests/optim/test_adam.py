@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from cases import ENCODERS
 from helpers.roberta import small_roberta
-from relpos_fairseq.core.scheme import PositionScheme
+from relpos_fairseq.core.scheme import PositionScheme, mark_schemes
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.optim import adam
 from relpos_fairseq.optim.adam import OnePassAdam
@@ -119,6 +119,7 @@ def test_closure_and_repeatability() -> None:
 def test_position_schemes_have_a_learning_rate_of_their_own(dtype: torch.dtype) -> None:
     """Tables of layers, not absolute positions: as by so many times the rate."""
     model = small_roberta(position_scheme="learned+m4").to(dtype)
+    mark_schemes(model)
     parameters = dict(model.named_parameters())
     apart = {name for name in parameters if ".self_attn.position." in name}
     assert apart and any(".shared." in name for name in parameters)
@@ -144,7 +145,9 @@ def test_position_schemes_have_a_learning_rate_of_their_own(dtype: torch.dtype) 
 @pytest.mark.parametrize("kind", ["bf16", "fp16_no_flatten_grads"])
 def test_copies_in_fp32_have_that_rate(kind: str) -> None:
     """What the optimizer is given by --bf16, and by --fp16 with that option."""
-    parameters = list(small_roberta(position_scheme="learned+m4").half().parameters())
+    model = small_roberta(position_scheme="learned+m4").half()
+    mark_schemes(model)
+    parameters = list(model.parameters())
     asked = adam.RelPosAdamConfig(_name="relpos_adam", lr=[0.5], position_lr_scale=20)
     cfg: Any = OmegaConf.structured(FairseqConfig)
     cfg.optimizer = OmegaConf.structured(asked)
@@ -186,6 +189,7 @@ def test_a_resume_without_the_scale_or_with_a_new_one_is_refused(scales: tuple) 
 def test_every_scheme_has_that_rate(scheme: str, segments: str) -> None:
     """All of its parameters, those that layers share too, and no others; absolute ones have the model's."""
     model = small_roberta(position_scheme=scheme, segment_encoding=segments)
+    mark_schemes(model)
     schemes = [part for part in model.modules() if isinstance(part, PositionScheme) and not part.absolute]
     own = {id(part) for one in schemes for part in one.parameters()}
     assert own == {id(part) for part in model.parameters() if hasattr(part, "takes_position_lr")}
