@@ -165,14 +165,12 @@ def nats(workspace: Workspace) -> np.ndarray:
         batch = dataset.collater([dataset[index] for index in range(start, min(start + BATCH, len(dataset)))])
         if next(model.parameters()).is_cuda:
             batch = move_to_cuda(batch)
+        target, masked = batch["target"], batch["target"].ne(pad)
         with torch.no_grad():
-            logits = model(**batch["net_input"])[0]
-        target = batch["target"]
-        losses = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).double(), target.flatten(), ignore_index=pad, reduction="none"
-        )
-        masked = target.ne(pad)
-        columns = losses.view_as(target).sum(1), masked.sum(1), batch["net_input"]["src_lengths"]
+            logits = model(**batch["net_input"], masked_tokens=masked)[0]
+        losses = torch.zeros_like(target, dtype=torch.double)
+        losses[masked] = torch.nn.functional.cross_entropy(logits.double(), target[masked], reduction="none")
+        columns = losses.sum(1), masked.sum(1), batch["net_input"]["src_lengths"]
         rows.append(torch.stack([column.double().cpu() for column in columns], 1))
     found = torch.cat(rows).numpy()
     return found[found[:, 1] > 0]  # short blocks may have no masked token
