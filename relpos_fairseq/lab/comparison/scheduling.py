@@ -199,6 +199,7 @@ class ProcessPool:
         self.failed: dict[str, str] = {}
         self.took = comparison.durations()
         self.bar = progress(total=self.total, description="runs", unit="runs", note=self.note)
+        self.told: dict[str, None] = {}  # warnings of trainings
         self.later: dict[str, float] = {}  # when to try again what another process was at work on, by title
 
     def run(self) -> dict[str, str]:
@@ -241,8 +242,10 @@ class ProcessPool:
             sets = (self.comparison.result(run) or {"sets": {}})["sets"].items()
             values = [f"{name} {metric} {v:.2f}" for name, one in sets for metric, v in one["values"].items()]
             self.took.append(fork.seconds)
-            for warning in TrainingLog.of(self.comparison.folder(run) / "train.log").warnings:
+            warnings = TrainingLog.of(self.comparison.folder(run) / "train.log").warnings
+            for warning in [one for one in warnings if one not in self.told]:
                 say(f"warning: {run.title}: {warning}")
+            self.told |= warnings
             self.count(run, f"{', '.join(values)} ({fork.seconds:.0f} s)")
 
     def count(self, run: Run, end: str) -> None:
