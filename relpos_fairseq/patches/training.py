@@ -334,9 +334,12 @@ def sum_in_fp32(model: nn.Module) -> None:
 
 
 def build_optimizer(original, self):
-    """Raise a one-line error without --optimizer, and for --fp16 on a CPU, where fairseq would miss CUDA.
+    """Build the trainer's optimizer, which knows position schemes' parameters; warn of those that it leaves neutral.
 
     Where a CPU trains in fp32 and would in bf16 sooner, say so; in bf16, let our models sum gradients in fp32.
+
+    Raises:
+        ValueError: no --optimizer, or --fp16 on a CPU, where fairseq would miss CUDA.
     """
     if self.cfg.optimizer is None:
         raise ValueError("a training needs --optimizer: --optimizer adam, or --optimizer relpos_adam")
