@@ -81,6 +81,7 @@ INLINE void add_input(vec (*sums)[2], int rows, const real *x, const real *panel
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++)
             sums[i][v] += x[i] * right[v];
+        IN_REGISTERS(sums[i][0], sums[i][1]);
     }
 }
 
@@ -94,12 +95,12 @@ INLINE void linear_block(int64_t k, int rows, const real *x, const real *panel, 
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++)
             sums[i][v] = *(const vec *)(bias + v * VL);
-    for (int64_t fours = k / 4; fours; fours--) {
+    for (int64_t fours = k / 4; fours; fours--, x += 4 * MR, panel += 4 * NR) {
         for (const char *end = ahead.at + ahead.step; ahead.at < end; ahead.at += LINE)
             __builtin_prefetch(ahead.at, 0, 2);
-#pragma GCC unroll 1 /* gcc would mix four inputs, and lack registers */
-        for (int p = 0; p < 4; p++, x += MR, panel += NR)
-            add_input(sums, rows, x, panel);
+        UNROLLED
+        for (int p = 0; p < 4; p++)
+            add_input(sums, rows, x + p * MR, panel + p * NR);
     }
     for (int64_t p = 0; p < k % 4; p++, x += MR, panel += NR)
         add_input(sums, rows, x, panel);
