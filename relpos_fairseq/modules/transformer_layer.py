@@ -168,7 +168,7 @@ class _DecoderLayer(TransformerDecoderLayerBase):
 
 
 class RelPosEncoderLayer(_Layer, _EncoderLayer):
-    """An encoder layer; see `_EncoderLayer`."""
+    """fairseq's encoder layer with the self-attention of this package; `forward` takes a PositionContext."""
 
 
 class RelPosDecoderLayer(_Layer, _DecoderLayer):
