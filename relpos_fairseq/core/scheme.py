@@ -432,8 +432,9 @@ REGISTER: dict[str, type[PositionScheme]] = {}
 
 
 def mark_schemes(model: nn.Module) -> list[PositionScheme]:
-    """Return a model's schemes, absolute positions aside; from now on `takes_position_lr` knows their parameters."""
-    schemes = [part for part in model.modules() if isinstance(part, PositionScheme) and not part.absolute]
+    """Return a model's schemes of attention, absolute ones aside; `takes_position_lr` now knows their parameters."""
+    found = (part for part in model.modules() if isinstance(part, PositionScheme))
+    schemes = [part for part in found if not part.absolute and part.own_scale is not None]  # None: in the input alone
     for parameter in (one for scheme in schemes for one in scheme.parameters()):
         parameter.takes_position_lr = True  # type: ignore[attr-defined]
     return schemes

@@ -21,6 +21,7 @@ from relpos_fairseq.core.scheme import mark_schemes
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.optim import adam
 from relpos_fairseq.optim.adam import OnePassAdam
+from relpos_fairseq.schemes.segments import SegmentInput
 
 ABSOLUTE = {"learned", "sinusoidal", "sentence", "abs_scalar", "tupe", "tupe_a", "tupe_released"}
 SHAPES = ((3, 5), (7,), (1, 2, 4), (130, 33))
@@ -185,16 +186,17 @@ def test_a_resume_without_the_scale_or_with_a_new_one_is_refused(scales: tuple) 
         then.load_state_dict(first.state_dict())
 
 
-@pytest.mark.parametrize("segments", ["none", "head"])
+@pytest.mark.parametrize("segments", ["none", "head", "input"])
 @pytest.mark.parametrize("scheme", ENCODERS)
 def test_every_scheme_has_that_rate(scheme: str, segments: str) -> None:
-    """All of its parameters, those that layers share too, and no others; absolute ones have the model's.
+    """All of its parameters, those that layers share too, and no others; absolute ones and segments of the input have the model's.
 
     None that has learned is taken for one that is left at its start.
     """
     model = small_roberta(position_scheme=scheme, segment_encoding=segments)
     parameters = dict(model.named_parameters())
     own = {name for name in parameters if ".self_attn.position." in name or ".positions.shared." in name}
+    own -= {f"{name}.table" for name, part in model.named_modules() if isinstance(part, SegmentInput)}
     if scheme in ABSOLUTE:
         own = {name for name in own if name.endswith(".pair_table")}  # of segments
     schemes = mark_schemes(model)
