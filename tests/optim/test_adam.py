@@ -189,7 +189,7 @@ def test_a_resume_without_the_scale_or_with_a_new_one_is_refused(scales: tuple) 
 @pytest.mark.parametrize("segments", ["none", "head", "input"])
 @pytest.mark.parametrize("scheme", ENCODERS)
 def test_every_scheme_has_that_rate(scheme: str, segments: str) -> None:
-    """All of its parameters, those that layers share too, and no others; absolute ones, and segments of the input, do not.
+    """All of its parameters, those that layers share too, and no others: no absolute ones, no segments of the input.
 
     None that has learned is taken for one that is left at its start.
     """
