@@ -100,6 +100,7 @@ def test_the_report_has_everything(reported):
     bold = r"\*\*\+\d+\.\d \[\d+\.\d, \d+\.\d\]\*\*"
     assert re.search(rf"\| t5 .*\| {bold} .*\| 0\.008 +\|", document)
     assert "| runs" in document and "24 of 24 done" in document
+    assert re.search(r"^\| processors +\| Pen and Paper, AVX512: 24 runs", document, re.M)
     assert re.search(r"^- copying, exact match on \S+, to none: t5 \+", document, re.M)
     rows = (reported / "report.csv").read_text().splitlines()
     # two sets; a line a scheme and a line a difference to the baseline
@@ -258,6 +259,7 @@ WRONG = [
     ({"tasks": {"x": {"kind": ["copy"]}}}, "task x: there is no kind ['copy']"),
     ({"baseline": "t5"}, "baseline t5 is none of the schemes: none, near"),
     ({"pairs": [["none", "t5"]]}, "pairs must be baseline, all, or a list"),
+    ({"pairs": [["none", "near"], ["near", "none"]]}, "pairs must be different ones"),
     ({"tasks": {"a/b": {"kind": "copy"}}}, "'a/b' cannot be the name of a folder"),
     ({"tasks": {"x": {"kind": "copy", "lr": [1]}}}, "task x: kind copy has no lr"),
     ({"tasks": {"x": {**GRID, "lr": [1.0]}, "x-lr1-epochs3": GRID}}, "two tasks would be called x-lr1-epochs3: choose"),

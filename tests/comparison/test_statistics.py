@@ -12,9 +12,10 @@ from scipy.stats import pearsonr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from helpers import ROOT
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.lab.comparison import scores, statistics
 from relpos_fairseq.lab.comparison.scores import METRICS, pack
-from relpos_fairseq.lab.comparison.summary import by_length
+from relpos_fairseq.lab.comparison.summary import alike, by_length
 
 EXACT = METRICS["exact match"]
 
@@ -70,6 +71,7 @@ def test_sign_flips_are_counted():
     assert statistics.sign_flip(np.ones(6)) == 2 / 64 == statistics.smallest_p(6)
     assert statistics.sign_flip(np.zeros(6)) == 1
     assert statistics.sign_flip(np.ones(20)) < 1e-3
+    assert statistics.sign_flip(np.array([1.0, np.nan, 1.0])) == 1  # a run that diverged has no score
 
 
 def test_holm():
@@ -194,6 +196,13 @@ def test_within_a_seed():
     assert statistics.within(whole, drawn) == (1, 1)
     few, more = (np.repeat([[-1.0, 1.0]], [below, 100 - below], axis=1) for below in (2, 3))  # p .04 and .06
     assert statistics.within(np.ones(1), few) == (1, 0) and statistics.within(np.ones(1), more) == (0, 0)
+
+
+def test_runs_of_one_test_set_have_equally_many_examples():
+    """One that has not is named."""
+    packed = {title: {"statistics": {"BLEU": pack(np.ones((n, 10)))}} for title, n in (("a", 3), ("b", 2))}
+    with pytest.raises(UserError, match="b has BLEU of 2 examples, others of 3"):
+        alike(packed, METRICS["BLEU"], None)
 
 
 def test_scores_by_length():

@@ -199,6 +199,8 @@ def warnings_of(summary: Summary) -> list[str]:
         found.append(f"Not finished: {summary.done} of {counted(summary.total, 'run')}")
     if len(summary.codes) > 1:
         found.append(f"Results of {len(summary.codes)} versions of the code are mixed")
+    if len(summary.processors) > 1:
+        found.append(f"Results of {len(summary.processors)} processors are mixed")
     tables = [table.warnings() for part in summary.tasks for table in part.tables if table.differences]
     return found + [one for one in (tables[0] if tables else ()) if all(one in warnings for warnings in tables)]
 
@@ -273,6 +275,8 @@ def made_rows(summary: Summary) -> list[tuple[str, str]]:
         ("runs", f"{summary.done} of {summary.total} done"),
         ("seeds", ", ".join(map(str, summary.spec.seeds))),
         ("hours of training and scoring", f"{summary.seconds / 3600:.2f}"),
+        ("processor hours of training", f"{summary.processor_seconds / 3600:.2f}"),
+        ("processors", "; ".join(f"{name}: {counted(n, 'run')}" for name, n in summary.processors.items())),
         ("code", ", ".join(summary.codes)),
         ("versions", ", ".join(f"{name} {v}" for name, v in summary.versions.items())),
     ]

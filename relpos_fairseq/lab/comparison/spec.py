@@ -145,4 +145,6 @@ def pairs_of(given: object, baseline: str, labels: list[str]) -> tuple[tuple[str
     pairs = [tuple(map(str, p)) if isinstance(p, list) else () for p in given] if isinstance(given, list) else []
     if not pairs or any(len(p) != 2 or len({*p}) != 2 or {*p} - {*labels} for p in pairs):
         raise ValueError(f"pairs must be baseline, all, or a list of two schemes each, got {given!r}")
+    if len({frozenset(p) for p in pairs}) < len(pairs):
+        raise ValueError(f"pairs must be different ones, whichever scheme comes first, got {given!r}")
     return tuple((first, second) for first, second in pairs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import count
 from statistics import mean, median
@@ -122,8 +122,10 @@ class Summary:
     tasks: list[TaskSummary]
     choices: dict[tuple[str, str], Choice]  # of grids, by scheme and task
     codes: list[str]  # versions of the code
+    processors: dict[str, int]  # how many runs each has trained
     versions: dict[str, str]  # of the packages
     seconds: float  # of training and scoring
+    processor_seconds: float  # of training, where it is known
 
 
 def summarise(spec: Spec, results: list[tuple[Run, dict]], total: int) -> Summary:
@@ -142,8 +144,10 @@ def summarise(spec: Spec, results: list[tuple[Run, dict]], total: int) -> Summar
         tasks=[summarise_task(label, by_task[label], spec) for label in labels if label in by_task],
         choices=choices,
         codes=sorted({result["code"] for result in every}),
+        processors=dict(Counter(one.get("processor", "not recorded") for one in every)),
         versions={name: v for result in every for name, v in result["versions"].items()},
         seconds=sum(one["seconds"] for result in every for one in (result, *result["sets"].values())),
+        processor_seconds=sum(one["processor_seconds"] or 0 for one in every),
     )
 
 
@@ -152,7 +156,7 @@ def summarise_task(label: str, made: list[tuple[Run, dict]], spec: Spec) -> Task
     results = [result for _, result in made]
     if len({result["data"] for result in results}) > 1:
         raise UserError(f"results of {label} are of different data: remove those that are old")
-    schemes = {name: {r["seed"]: r for r in results if r["scheme"] == name} for name in spec.schemes}
+    schemes = {name: {run.seed: result for run, result in made if run.scheme == name} for name in spec.schemes}
     schemes = {name: dict(sorted(runs.items())) for name, runs in schemes.items() if runs}
     first, sets = results[0], made[0][0].task.sets()
     settings = [{**result["settings"]["task"], **result["settings"]["train"]} for result in results]
@@ -179,7 +183,7 @@ def table_of(name: str, metric: Metric, schemes: dict[str, dict[int, dict]], spe
     """Return the intervals and tests of a metric on a test set; all schemes are scored on the same resamples."""
     rows, weights = {}, None
     for scheme, runs in schemes.items():
-        examples = np.stack([statistics_of(run["sets"][name], metric) for run in runs.values()])
+        examples = alike({f"{scheme} / seed {seed}": run["sets"][name] for seed, run in runs.items()}, metric, weights)
         if weights is None:
             weights = statistics.resample(examples.shape[1], statistics.DRAWS, np.random.default_rng(0))
         whole, step = metric.value(examples.sum(1)), metric.step(examples.shape[1])
@@ -196,6 +200,22 @@ def table_of(name: str, metric: Metric, schemes: dict[str, dict[int, dict]], spe
     holm = statistics.holm([one.p for one in found])
     table.differences = [replace(one, holm=p) for one, p in zip(found, holm, strict=True)]
     return table
+
+
+def alike(scored: dict[str, dict], metric: Metric, weights: np.ndarray | None) -> np.ndarray:
+    """Return the statistics (S, N, K) of several runs' scores of a test set, by title; N is as in `weights`, if given.
+
+    Raises:
+        UserError: a run has another number of examples.
+    """
+    rows = {title: statistics_of(one, metric) for title, one in scored.items()}
+    wanted = len(next(iter(rows.values()))) if weights is None else weights.shape[1]
+    for title, row in rows.items():
+        if len(row) != wanted:
+            raise UserError(
+                f"{title} has {metric.name} of {len(row)} examples, others of {wanted}: remove the results that are old"
+            )
+    return np.stack([*rows.values()])
 
 
 def draws_for(*labels: str) -> np.random.Generator:
