@@ -203,10 +203,10 @@ def table_of(name: str, metric: Metric, schemes: dict[str, dict[int, dict]], spe
 
 
 def alike(scored: dict[str, dict], metric: Metric, weights: np.ndarray | None) -> np.ndarray:
-    """Return the statistics (S, N, K) of several runs' scores of a test set, by title; N is as in `weights`, if given.
+    """Return the statistics (S, N, K) of S runs' scores of one test set, given by the runs' titles.
 
     Raises:
-        UserError: a run has another number of examples.
+        UserError: a run has another number of examples than the first, or than `weights` (B, N).
     """
     rows = {title: statistics_of(one, metric) for title, one in scored.items()}
     wanted = len(next(iter(rows.values()))) if weights is None else weights.shape[1]
