@@ -150,7 +150,7 @@ def test_few_seeds_are_warned_of(tmp_path, shell, capsys):
     assert "copying / t5: 2 of 3" in capsys.readouterr().out
 
 
-def test_results_of_other_code_count_if_asked(tmp_path, shell):
+def test_results_of_other_code_count_if_asked(tmp_path, shell, capsys):
     one = {"seeds": 1, "schemes": ["none"], "tasks": {"text": {"kind": "characters", "context": 16}}}
     comparison = Comparison.of(specified(tmp_path, **one))
     comparison.code = "older"
@@ -159,6 +159,9 @@ def test_results_of_other_code_count_if_asked(tmp_path, shell):
     shell("compare status small.yaml --any-code")
     specified(tmp_path, **one, train={"lr": 0.5})
     assert relpos(["compare", "status", "small.yaml", "--any-code"]) == 1
+    for asked, advised in (([], True), (["--any-code"], False)):
+        assert relpos(["compare", "report", "small.yaml", *asked]) == 2
+        assert ("--any-code" in capsys.readouterr().err) is advised
 
 
 def test_seeds_of_a_stranger_lie_where_the_others_put_them(tmp_path, shell):

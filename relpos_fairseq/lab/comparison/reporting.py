@@ -59,10 +59,8 @@ def write_report(comparison: Comparison) -> int:
     Results that are still files of their own move into the archive.
     """
     if not (results := comparison.ended()):
-        raise UserError(
-            f"{comparison.results} has no result of this comparison and this code: first `relpos "
-            "compare run`, or --any-code for results of other versions"
-        )
+        code = "" if comparison.any_code else " and this code (--any-code counts those of other versions)"
+        raise UserError(f"{comparison.results} has no result of this comparison{code}: first `relpos compare run`")
     comparison.store.fold()
     summary = summarise(comparison.spec, results, len(comparison.runs))
     shown = contents(summary)
