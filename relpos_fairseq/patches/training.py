@@ -35,6 +35,7 @@ from fairseq.tasks.translation_from_pretrained_bart import TranslationFromPretra
 from torch import Tensor, nn
 from torch.ao.quantization.observer import HistogramObserver
 
+from relpos_fairseq.core.options import SCALAR_GAIN
 from relpos_fairseq.core.scheme import PositionScheme, mark_schemes, takes_position_lr
 from relpos_fairseq.io.command import describe_os_error
 from relpos_fairseq.io.indexed import REMEDY, check_ids, read_indexed
@@ -360,7 +361,8 @@ def build_optimizer(original, self):
     if names and self.is_data_parallel_master:
         logger.warning(
             f"positions {', '.join(names)} are neutral, and at so small a learning rate they stay so: give --optimizer "
-            f"relpos_adam --position-lr-scale 20 (examples/roberta/README.convert.md)"
+            f"relpos_adam --position-lr-scale 20, and tables of scalars {SCALAR_GAIN.flag} 50, too "
+            f"(examples/roberta/README.convert.md)"
         )
     found = original(self)
     if any(map(is_sharded, self.model.parameters())):
@@ -370,9 +372,13 @@ def build_optimizer(original, self):
 
 def _left_neutral(schemes: list[PositionScheme], cfg: Any) -> list[str]:
     """Return the names of schemes that change nothing, and that a fine-tuning's learning rate leaves so."""
-    rate = max(cfg.optimization.lr) * getattr(cfg.optimizer, "position_lr_scale", 1)
+    rate, scale = max(cfg.optimization.lr), getattr(cfg.optimizer, "position_lr_scale", 1)
     found = set()
     for scheme in schemes if rate <= LEAVES_NEUTRAL else ():
+        # An update moves a logit by each channel of a vector, or by one scalar.
+        moved = scheme.scalar_gain / scheme.shape.head_dim if SCALAR_GAIN in scheme.takes else 1
+        if rate * scale * moved > LEAVES_NEUTRAL:
+            continue
         learned: dict[str, Any] = {name: part.data for name, part in scheme.named_parameters() if part.requires_grad}
         own = {name: part.to_local() if is_sharded(part) else part for name, part in learned.items()}
         if own and scheme.is_neutral(own):

@@ -447,7 +447,11 @@ FAST = SimpleNamespace(lr=[1e-3])
         ("learned+m4", 3e-5, 1, 0.0, "m4"),
         ("t5+rel_scalar", 1e-4, 1, 0.0, "rel_scalar, t5"),
         ("learned+m4", 3e-5, 20, 0.0, None),
+        ("learned+t5", 3e-5, 20, 0.0, "t5"),  # a scalar is one number where a vector has eight
+        ("t5+m4", 3e-5, 20, 0.0, "t5"),
+        ("t5 gain 50", 3e-5, 20, 0.0, None),
         ("learned+m4", 1e-3, 1, 0.0, None),
+        ("t5", 5e-4, 1, 0.0, None),  # no fine-tuning's rate
         ("learned+m4", 3e-5, 1, 0.01, None),  # trained before
         ("learned+m4", 3e-5, 1, None, None),  # not trained now
         ("learned", 3e-5, 1, 0.0, None),
@@ -457,7 +461,8 @@ FAST = SimpleNamespace(lr=[1e-3])
 def test_fine_tuning_that_leaves_tables_neutral_is_told(scheme, lr, scale, value, said, caplog):
     """Tables that a pre-trained model was given stay where they begin, and nothing else would say so."""
     start = {} if scheme in ("learned", "alibi") else {"position_init": "neutral"}
-    model = small_roberta(position_scheme=scheme, **start)
+    name, _, gain = scheme.partition(" gain ")
+    model = small_roberta(position_scheme=name, **start, position_scalar_gain=float(gain) if gain else None)
     for part in (part for one in model.modules() if isinstance(one, PositionScheme) for part in one.parameters()):
         part.requires_grad_(value is not None).data += value or 0.0
     cfg = SimpleNamespace(
