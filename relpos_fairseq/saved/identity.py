@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
+import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -132,3 +134,12 @@ def describe(state: Mapping[str, Tensor]) -> str:
     """Return the position schemes of encoder and decoder in words, as a model's tensors record them."""
     plans = {name.removesuffix(VERSION): value for name, value in state.items() if name.endswith(VERSION)}
     return "; ".join(f"{side}: {decode_text(value)}" for side, value in sorted(plans.items()))
+
+
+def hash_weights(state: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of a model's tensors: names, types, shapes and numbers, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name}\0{tensor.dtype}{tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -295,7 +295,7 @@ def test_wrong_commands(line: str, said: str, tmp_path, shell):
 
 
 def test_runs_are_named_by_all_that_they_depend_on(tmp_path):
-    """Scheme's flags, task, shared flags, seed, code; a checkpoint counts by its content."""
+    """Scheme's flags, task, shared flags, seed, code."""
 
     def names(content, code="c") -> set[str]:
         return {run.name(code) for run in run_module.runs_of(make_spec("s", content))}
@@ -308,10 +308,34 @@ def test_runs_are_named_by_all_that_they_depend_on(tmp_path):
     ):
         assert not names(small) & names(changed)
     assert not names(small) & names(small, "d")
-    for name in ("one", "two"):
-        (tmp_path / name).write_text("same")
-    flags = [{"x": {"finetune-from-model": str(tmp_path / name)}} for name in ("one", "two")]
-    assert names({**small, "schemes": flags[0]}) == names({**small, "schemes": flags[1]})
+
+
+def test_checkpoints_count_by_their_weights(tmp_path):
+    """Two machines write other bytes: a conversion's record says how far outputs lay apart there."""
+    import torch
+
+    def name(weights: dict, **beside) -> str:
+        torch.save({"model": weights, "args": None, "cfg": {"model": {}}, **beside}, tmp_path / "model.pt")
+        scheme = {"x": {"finetune-from-model": str(tmp_path / "model.pt")}}
+        return run_module.runs_of(make_spec("s", {**SMALL, "tasks": COPYING, "schemes": scheme}))[0].name("c")
+
+    table = torch.arange(6.0).reshape(2, 3)
+    weights = {"a": table, "b": torch.tensor(1)}
+    first = name(weights)
+    assert first == name(weights, conversion={"differences": {"features": 2.7e-6}})
+    assert first == name({"b": torch.tensor(1), "a": table.T.contiguous().T})
+    others = (
+        {"a": table.reshape(3, 2), "b": torch.tensor(1)},
+        {"a": table.int(), "b": torch.tensor(1)},
+        {"c": table, "b": torch.tensor(1)},
+        {"a": table + (table == 5) * 2**-20, "b": torch.tensor(1)},
+        {"a": table, "b": torch.tensor(1.0)},
+        {"a": table.bfloat16(), "b": torch.tensor(1)},
+        {"a": table},
+        weights | {"c": torch.empty(0)},
+    )
+    named = [name(other) for other in others]
+    assert len({first, *named}) == len(others) + 1
 
 
 def test_cut_checkpoints_are_not_resumed(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from relpos_fairseq.lab.comparison.training_run import Training, train
 
 # Folders of the package whose code no trained number depends on.
 NOT_TRAINING = "cli conversion examples export inference io lab plots preparation".split()
-CHECKPOINT_HASHES = Hashes()  # of the checkpoints that schemes begin with
+FILES = Hashes()  # the checkpoints that schemes begin with
 
 
 def code_version() -> str:
@@ -29,6 +29,18 @@ def code_version() -> str:
     files = [path for path in USER_DIR.rglob("*") if path.suffix in (".py", ".c", ".h")]
     trained = [path for path in files if path.relative_to(USER_DIR).parts[0] not in NOT_TRAINING]
     return key_of({name: v for name, v in versions().items() if name != "python"}, sorted(trained))
+
+
+@cache
+def weights_of(file: tuple) -> str:
+    """Return the hash of a checkpoint's weights, of a file in one `state` of Hashes.
+
+    What stands beside them is not counted: a conversion's record has rounding of the processor that compared outputs.
+    """
+    from relpos_fairseq.saved.identity import hash_weights
+    from relpos_fairseq.saved.model import SavedModel
+
+    return hash_weights(SavedModel.read(file[0], mapped=True).state)
 
 
 @dataclass(frozen=True)
@@ -57,9 +69,9 @@ class Run:
 
     @cached_property
     def settings(self) -> dict:
-        """All that was chosen, as JSON; a checkpoint is represented by the hash of its content."""
+        """All that was chosen, as JSON; a checkpoint is represented by the hash of its weights."""
         flags = {
-            name: CHECKPOINT_HASHES.of(value) if name.endswith("from-model") else str(value)
+            name: weights_of(FILES.state(value)) if name.endswith("from-model") else str(value)
             for name, value in self.flags.items()
         }
         generate = {name: str(value) for name, value in self.task.generate.items()}
