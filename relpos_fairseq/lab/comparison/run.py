@@ -21,7 +21,7 @@ from relpos_fairseq.lab.comparison.training_run import Training, train
 
 # Folders of the package whose code no trained number depends on.
 NOT_TRAINING = "cli conversion examples export inference io lab plots preparation".split()
-FILES = Hashes()  # the checkpoints that schemes begin with
+CHECKPOINTS = Hashes()  # the files that schemes begin with
 
 
 def code_version() -> str:
@@ -33,7 +33,7 @@ def code_version() -> str:
 
 @cache
 def weights_of(file: tuple) -> str:
-    """Return the hash of a checkpoint's weights, of a file in one `state` of Hashes.
+    """Return the SHA-256 of the weights in a checkpoint's file, given as `Hashes.state` gives it: path, size, times.
 
     What stands beside them is not counted: a conversion's record has rounding of the processor that compared outputs.
     """
@@ -71,7 +71,7 @@ class Run:
     def settings(self) -> dict:
         """All that was chosen, as JSON; a checkpoint is represented by the hash of its weights."""
         flags = {
-            name: weights_of(FILES.state(value)) if name.endswith("from-model") else str(value)
+            name: weights_of(CHECKPOINTS.state(value)) if name.endswith("from-model") else str(value)
             for name, value in self.flags.items()
         }
         generate = {name: str(value) for name, value in self.task.generate.items()}
