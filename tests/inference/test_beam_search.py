@@ -156,13 +156,13 @@ def test_fairseqs_own(models, words, options, name, seed, lengths, begin, weighs
 def test_every_scheme(scheme: str, lengths: tuple, words) -> None:
     """Long enough for two changes of the room that decoding has.
 
-    The sentences are of a seed by which no order of hypotheses hangs on rounding: weights changed by 3e-6 keep it. Models
-    that repeat themselves have ties, which processors break otherwise (fairseq's loop in fp64 had what ours had then).
+    By this seed no order of hypotheses hangs on rounding: weights that differ by 3e-6 have the same.  Models that repeat
+    themselves have ties, which processors break otherwise.
     """
     encoder = {"encoder_position_scheme": "none"} if scheme_class(scheme).causal_only else {}
     model = lively(position_scheme=scheme, **encoder)
     with counted() as steps:
-        found, expected = searched(model, words, sources_of(9, *lengths), beam_size=3, max_len_b=70, min_len=68)
+        found, expected = searched(model, words, sources_of(7, *lengths), beam_size=3, max_len_b=70, min_len=68)
     if scheme in PREPARED:
         assert steps == [32, 32, 7]
     assert_alike(found, expected, 2e-4)
