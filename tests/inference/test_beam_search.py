@@ -156,8 +156,8 @@ def test_fairseqs_own(models, words, options, name, seed, lengths, begin, weighs
 def test_every_scheme(scheme: str, lengths: tuple, words) -> None:
     """Long enough for two changes of the room that decoding has.
 
-    By this seed no order of hypotheses hangs on rounding: weights that differ by 3e-6 have the same.  Models that repeat
-    themselves have ties, which processors break otherwise.
+    By this seed no order of hypotheses hangs on rounding: weights that differ by 3e-6 have the same.  Models that
+    repeat themselves have ties, which processors break otherwise.
     """
     encoder = {"encoder_position_scheme": "none"} if scheme_class(scheme).causal_only else {}
     model = lively(position_scheme=scheme, **encoder)
