@@ -13,6 +13,7 @@ import gzip
 import json
 import math
 import os
+import re
 import stat
 import types
 import typing
@@ -27,6 +28,7 @@ Count = Annotated[int, "from 0"]
 Positive = Annotated[int, "from 1"]
 Amount = Annotated[float, "from 0"]
 Number = Annotated[float, "or none: a loss that diverged, a correlation of equal predictions"]
+EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")  # PyYAML takes 1e-4 for text
 Noted = Annotated[object, "with no whole number below 0, and no fraction that is none"]  # at any depth
 REQUIRED: Any = object()  # as a default: the file must be there
 REMEDY = "copy it again or give another"
@@ -178,7 +180,7 @@ def read_yaml(path: str | Path, wanted: Any = object) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """YAML's plain types, and no key twice."""
+        """YAML's plain types, 1e-4 a number as in YAML 1.2, and no key twice."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict:
             written = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
@@ -186,6 +188,7 @@ def read_yaml(path: str | Path, wanted: Any = object) -> Any:
                 raise ValueError(f"line {node.start_mark.line + 1}: {twice[1]!r} is named twice below it")
             return super().construct_mapping(node, deep)
 
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))
     with reading(path, "the YAML that is expected"):
         text = ordinary(path).read_bytes().decode("utf-8-sig")
         value = yaml.load(text, Loader)
