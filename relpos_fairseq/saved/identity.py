@@ -137,9 +137,12 @@ def describe(state: Mapping[str, Tensor]) -> str:
 
 
 def hash_weights(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of a model's tensors: names, types, shapes and numbers, in the order of their names."""
+    """Return the SHA-256 of a model's tensors: names, types, shapes and numbers, in the order of their names.
+
+    What else a model may keep, `_extra_state`, is not counted: none of this package's does.
+    """
     digest = hashlib.sha256()
-    for name, tensor in sorted(state.items()):
+    for name, tensor in sorted(item for item in state.items() if isinstance(item[1], Tensor)):
         digest.update(f"{name}\0{tensor.dtype}{tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -336,6 +336,31 @@ def test_checkpoints_count_by_their_weights(tmp_path):
     )
     named = [name(other) for other in others]
     assert len({first, *named}) == len(others) + 1
+    assert first == name(weights | {"c._extra_state": None})  # no model here has one
+
+
+@pytest.mark.parametrize("flag", ("restore-file", "continue-once", "encoder-embed-path", "tokenizer-folder"))
+def test_files_that_flags_name_count_by_their_content(flag, tmp_path):
+    def name(place: object) -> str:
+        scheme = {"x": {"position-scheme": "shaw", flag: place}}
+        return run_module.runs_of(make_spec("s", {**SMALL, "tasks": COPYING, "schemes": scheme}))[0].name("c")
+
+    names = []
+    for folder in "abc":
+        place = tmp_path / folder
+        place.mkdir()
+        (place / "file").write_text("other" if folder == "c" else "same")
+        names.append(name(str(place if flag.endswith("folder") else place / "file")))
+    assert names[0] == names[1] != names[2]
+    assert len({name(""), name(False), name(str(tmp_path / "missing"))}) == 3  # left to fairseq-train
+
+
+@pytest.mark.parametrize("place", (None, 5, ["model.pt"]))
+def test_checkpoints_are_named_by_a_path(place, tmp_path, capfd):
+    content = {**SMALL, "tasks": COPYING, "schemes": {"x": {"finetune-from-model": place}}}
+    assert relpos(["compare", "status", str(write(tmp_path / "spec.yaml", content)), "--work", str(tmp_path)]) == 2
+    said = capfd.readouterr().err
+    assert str(place) in said and "No such file" in said and "Traceback" not in said
 
 
 def test_cut_checkpoints_are_not_resumed(tmp_path):

@@ -68,6 +68,22 @@ def test_trials_are_of_the_chosen_settings(tmp_path):
     assert [(run.task.lr, run.seed) for run in choose(made).runs] == [(1e-5, 1), (1e-5, 2)]
 
 
+@pytest.mark.parametrize("file", ("dict.txt", "tokenizer.json", "train.json", "valid.json"))
+def test_data_of_questions_count_by_all_that_training_reads(file, tmp_path):
+    """The same questions under another tokenizer are other data; those of other languages, beside them, are not."""
+
+    def key() -> str:
+        return glue.Questions(label="SQuAD", data=tmp_path).data_key
+
+    for name in ("dict.txt", "tokenizer.json", "train.json", "valid.json"):
+        (tmp_path / name).write_text("{}")
+    first = key()
+    (tmp_path / "xquad.de.json").write_text("{}")
+    assert key() == first
+    (tmp_path / file).write_text("{ }")
+    assert key() != first
+
+
 def test_windows_are_counted_as_training_cuts_them(tmp_path):
     """So that the learning rate falls to 0 at the end of the last epoch and not before."""
     folder = make_data(tmp_path / "squad")

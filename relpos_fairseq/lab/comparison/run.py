@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -21,7 +22,9 @@ from relpos_fairseq.lab.comparison.training_run import Training, train
 
 # Folders of the package whose code no trained number depends on.
 NOT_TRAINING = "cli conversion examples export inference io lab plots preparation".split()
-CHECKPOINTS = Hashes()  # the files that schemes begin with
+# Ends of the flags that name a file or folder which a training reads, beside the checkpoint whose weights alone count.
+READ = ("restore-file", "continue-once", "embed-path", "tokenizer-folder")
+FILES = Hashes()  # those that flags name
 
 
 def code_version() -> str:
@@ -41,6 +44,13 @@ def weights_of(file: tuple) -> str:
     from relpos_fairseq.saved.model import SavedModel
 
     return hash_weights(SavedModel.read(file[0], mapped=True).state)
+
+
+def counted(name: str, value: str) -> str:
+    """Return what identifies a flag's value: of a file or folder what is in it."""
+    if name.endswith("from-model"):
+        return weights_of(FILES.state(value))
+    return FILES.of(value) if name.endswith(READ) and os.path.exists(value) else value
 
 
 @dataclass(frozen=True)
@@ -69,11 +79,8 @@ class Run:
 
     @cached_property
     def settings(self) -> dict:
-        """All that was chosen, as JSON; a checkpoint is represented by the hash of its weights."""
-        flags = {
-            name: weights_of(CHECKPOINTS.state(value)) if name.endswith("from-model") else str(value)
-            for name, value in self.flags.items()
-        }
+        """All that was chosen, as JSON; what a training reads is represented by its hash, not by its place."""
+        flags = {name: counted(name, str(value)) for name, value in self.flags.items()}
         generate = {name: str(value) for name, value in self.task.generate.items()}
         return as_json({"task": self.task.options(), "train": flags, "generate": generate})
 

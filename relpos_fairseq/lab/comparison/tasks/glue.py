@@ -21,6 +21,7 @@ from relpos_fairseq.lab.comparison.protocols import BATCH_SIZE, METRIC_NAMES, PR
 from relpos_fairseq.lab.comparison.tasks.base import Scored, Task, Workspace, kind
 from relpos_fairseq.lab.comparison.tasks.classification import logits_of
 from relpos_fairseq.preparation.glue_tasks import TASKS
+from relpos_fairseq.text.assets import tokenizer_files
 
 ARCH = "relpos_roberta"
 MODEL_FLAG = "finetune-from-model"
@@ -138,7 +139,7 @@ class FineTuning(Task):
         """Return the pre-trained model of a scheme."""
         if MODEL_FLAG not in scheme:
             raise UserError(f"kind {self.kind}: a scheme needs {MODEL_FLAG}, a checkpoint")
-        return read_once(Path(scheme[MODEL_FLAG]))
+        return read_once(Path(str(scheme[MODEL_FLAG])))
 
     def schedule(self, examples: int) -> dict:
         """Return the flags of the learning rate, warm-up and length, for so many training examples."""
@@ -298,7 +299,7 @@ class Questions(FineTuning):
     }
 
     def inputs(self) -> list[Path]:
-        return [split_of(self.data, name) for name in ("train", "valid")]
+        return [*tokenizer_files(self.data), *(split_of(self.data, name) for name in ("train", "valid"))]
 
     def flags(self, scheme: dict, seed: int) -> dict:
         """Return fairseq-train's flags: those of Chen2021 and of the pre-trained model."""
