@@ -127,8 +127,8 @@ def test_right_yaml_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["1e-4", "1E-4", "+1e-04", "1.0e-4", ".1e-3", "1.e-4", "0.0001", "1_0.0e-5"])
 def test_one_number_is_one_value_however_it_is_written(tmp_path: Path, text: str):
     path = tmp_path / "spec.yaml"
-    path.write_text(f"lr: {text}\nname: 1e\nhash: 12e4ab\ncommit: '1e-4'\n")
-    assert read_yaml(path) == {"lr": 1e-4, "name": "1e", "hash": "12e4ab", "commit": "1e-4"}
+    path.write_text(f"lr: {text}\nname: 1e\nhash: 12e4ab\ncommit: 12e45678\ntext: '1e-4'\n")
+    assert read_yaml(path) == {"lr": 1e-4, "name": "1e", "hash": "12e4ab", "commit": "12e45678", "text": "1e-4"}
 
 
 @pytest.mark.parametrize(
