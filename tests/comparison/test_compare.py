@@ -164,6 +164,44 @@ def test_results_of_other_code_count_if_asked(tmp_path, shell, capsys):
         assert ("--any-code" in capsys.readouterr().err) is advised
 
 
+def test_results_of_other_data_do_not_count(tmp_path, shell, monkeypatch):
+    """Also of another version of the code; where a result does not record its data's input, it counts."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("a line\n" * 20)
+    text = {"kind": "characters", "text": "text.txt", "context": 16}
+    specified(tmp_path, seeds=1, schemes=["none"], tasks={"text": text})
+
+    def results(inputs: dict) -> None:
+        comparison = Comparison.of(Path("small.yaml"))
+        comparison.code = "older"
+        fake_results(comparison)
+        path = comparison.store.path(comparison.runs[0].name("older"))
+        write_json(path, json.loads(path.read_text()) | inputs, renews=True)
+
+    results({"inputs": Comparison.of(Path("small.yaml")).runs[0].task.hash_inputs()})
+    shell("compare status small.yaml --any-code")
+    (tmp_path / "text.txt").write_text("another line\n" * 20)
+    assert relpos(["compare", "status", "small.yaml", "--any-code"]) == 1
+    results({})
+    shell("compare status small.yaml --any-code")
+
+
+@pytest.mark.parametrize("file", ("text.txt", "table.txt"))
+def test_what_changes_after_it_was_named_is_not_read(file, tmp_path, monkeypatch):
+    """Its result would stand under the name of what was there before."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("text.txt", "table.txt"):
+        (tmp_path / name).write_text("a line\n" * 20)
+    schemes = {"x": {"position-scheme": "shaw", "decoder-embed-path": "table.txt"}}
+    content = {**SMALL, "tasks": {"text": SMALL["tasks"]["text"]}, "schemes": schemes}
+    comparison = Comparison(make_spec("s", content), tmp_path / "work", tmp_path / "results")
+    run = comparison.runs[0]
+    comparison.result(run)
+    (tmp_path / file).write_text("another line\n" * 20)
+    with pytest.raises(UserError, match="text / x / seed 1 .* has changed"):
+        run.finish(comparison.work, comparison.store, comparison.code)
+
+
 def test_seeds_of_a_stranger_lie_where_the_others_put_them(tmp_path, shell):
     """`--seeds` makes runs of other seeds only, and says of each where the file's put it, and who ran them."""
     spec = specified(tmp_path, seeds=6, schemes=["none", "t5"])

@@ -66,7 +66,7 @@ def test_results_that_are_being_written_are_left_alone(tmp_path):
     partial = made.path(f"copy/{TEMPORARY}none-seed1-a")
     partial.write_text('{"scheme": ')
     assert made.fold() == 1 and partial.exists()
-    assert made.newest("copy", "none", 1, SETTINGS) is None
+    assert made.newest("copy", "none", 1, SETTINGS, "") is None
 
 
 def test_equal_results_give_equal_bytes(tmp_path):
@@ -132,12 +132,12 @@ def test_the_newest_of_other_versions_counts(tmp_path, monkeypatch):
     others = result("rope", settings=SETTINGS | {"train": {"lr": 2}}, **late), result("rope-seed1-x", **late)
     made = store(tmp_path, *own, *others)
     for _ in range(2):
-        assert made.newest("copy", "rope", 1, SETTINGS)["code"] == "b"
-        assert made.newest("copy", "rope", 3, SETTINGS) is None
+        assert made.newest("copy", "rope", 1, SETTINGS, "")["code"] == "b"
+        assert made.newest("copy", "rope", 3, SETTINGS, "") is None
         made.fold()
     monkeypatch.setattr(results.time, "gmtime", lambda *given: (2026, 1, 4, 0, 0, 0, 0, 4, 0))
     made.write(name(result("rope", code="c")), result("rope", code="c", parameters=4))
-    assert made.newest("copy", "rope", 1, SETTINGS)["parameters"] == 4
+    assert made.newest("copy", "rope", 1, SETTINGS, "")["parameters"] == 4
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -190,3 +190,45 @@ def test_accuracy_is_the_share_of_right_labels(tmp_path, monkeypatch):
     monkeypatch.setattr(classification, "logits_of", lambda *_: outputs)
     scored = asked.score(name, SimpleNamespace(data=tmp_path))
     assert METRICS["accuracy"].value(scored.statistics["accuracy"].sum(0)) == pytest.approx(200 / 3)
+
+
+MADE = {"settings": {"languages": ["en", "de"], "tokenizer": "none", "bpe": "none"}, "command": "relpos"}
+ONE_LINE = {"train.en": "one", "valid.en": "one", "test.en": "one"} | {"train.de": "a", "valid.de": "a", "test.de": "a"}
+READ_AND_NOT = [  # files of a folder, one that the runs read, and one beside it
+    ("mlm", {"data-bin/valid.idx": "a", "data-bin/dict.txt": "a", "work/counts.json": "a", "manifest.json": "a"}),
+    (
+        "prepared",
+        {"data-bin/dict.txt": "a", "reference/test.de": "a", "manifest.json": json.dumps(MADE), ".stages/x": "a"},
+    ),
+    ("parallel", {**ONE_LINE, "README": "a"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "files"), READ_AND_NOT, ids=[kind for kind, _ in READ_AND_NOT])
+def test_data_are_named_by_what_is_read_of_a_folder(kind, files, tmp_path):
+    """Not by its place, the command that made it and what is left of making it."""
+
+    def keys(folder: str, changed: dict[str, str]) -> list[str]:
+        for name, content in {**files, **changed}.items():
+            path = tmp_path / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+        one = task(kind, data=tmp_path / folder)
+        return [one.data_key, one.hash_inputs()]
+
+    read, *_, beside = files
+    first = keys("first", {})
+    again = json.dumps({**MADE, "command": "relpos again"})
+    assert keys("again", {beside: "b", "manifest.json": again}) == first
+    assert not {*keys("other", {read: "b"})} & {*first}
+
+
+def test_what_a_manifest_says_of_the_text_names_the_data(tmp_path):
+    for folder in ("data-bin", "reference"):
+        (tmp_path / folder).mkdir()
+    names = set()
+    for units in ("none", "sentencepiece"):
+        settings = {**MADE["settings"], "bpe": units}
+        (tmp_path / "manifest.json").write_text(json.dumps({"settings": settings}))
+        names.add(task("prepared", data=tmp_path).data_key)
+    assert len(names) == 2

@@ -91,8 +91,11 @@ class ResultStore:
         found = read_json(self.path(name), Result, None, REMEDY)
         return self.archived().get(name) if found is None else found
 
-    def newest(self, task: str, scheme: str, seed: int, settings: dict) -> dict | None:
-        """Return the newest result with these settings, whatever version of the code made it, or None without any."""
+    def newest(self, task: str, scheme: str, seed: int, settings: dict, inputs: str) -> dict | None:
+        """Return the newest result with these settings, whatever version of the code made it, or None without any.
+
+        Of results that do not record their task's inputs, as older ones do not, it is taken that they are the same.
+        """
         start = f"{task}/{scheme}-seed{seed}-"
         found = {name: line for name, line in self.archived().items() if name.startswith(start)}
         times = {name: line.get("finished", "") for name, line in found.items()}
@@ -101,7 +104,10 @@ class ResultStore:
             if name.startswith(start) and (result := read_json(path, Result, None, REMEDY)):
                 changed = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(path.stat().st_mtime))
                 found[name], times[name] = result, result.get("finished", changed)
-        matching = [name for name, one in found.items() if one["scheme"] == scheme and one["settings"] == settings]
+        wanted = (scheme, settings, inputs)
+        matching = [
+            name for name, one in found.items() if (one["scheme"], one["settings"], one.get("inputs", inputs)) == wanted
+        ]
         return found[max(matching, key=lambda name: (times[name], name))] if matching else None
 
     def files(self) -> list[Path]:

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from relpos_fairseq.io import processor
-from relpos_fairseq.io.files import Hashes, remove, write_json
+from relpos_fairseq.io.errors import UserError
+from relpos_fairseq.io.files import remove, write_json
 from relpos_fairseq.io.manifests import versions
 from relpos_fairseq.io.processes import USER_DIR, key_of
 from relpos_fairseq.io.stages import Stage, as_json, run_stages
 from relpos_fairseq.lab.comparison.results import ResultStore, ScoredSet
 from relpos_fairseq.lab.comparison.scores import METRICS, pack
 from relpos_fairseq.lab.comparison.spec import Spec
-from relpos_fairseq.lab.comparison.tasks.base import Scored, Workspace
+from relpos_fairseq.lab.comparison.tasks.base import HASHES, Scored, Workspace
 from relpos_fairseq.lab.comparison.training_run import Training, train
 
 # Folders of the package whose code no trained number depends on.
 NOT_TRAINING = "cli conversion examples export inference io lab plots preparation".split()
 # Ends of the flags that name a file or folder which a training reads, beside the checkpoint whose weights alone count.
 READ = ("restore-file", "continue-once", "embed-path", "tokenizer-folder")
-FILES = Hashes()  # those that flags name
 
 
 def code_version() -> str:
@@ -49,8 +49,8 @@ def weights_of(file: tuple) -> str:
 def counted(name: str, value: str) -> str:
     """Return what identifies a flag's value: of a file or folder what is in it."""
     if name.endswith("from-model"):
-        return weights_of(FILES.state(value))
-    return FILES.of(value) if name.endswith(READ) and os.path.exists(value) else value
+        return weights_of(HASHES.state(value))
+    return HASHES.of(value) if name.endswith(READ) and os.path.exists(value) else value
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,12 @@ class Run:
             code: version of the code.
             threads: threads to compute with.
             keep: whether the checkpoints stay.
+
+        Raises:
+            UserError: what the run reads is not what names it.
         """
+        if replace(self).settings != self.settings or self.task.hash_sources() != self.task.data_key:
+            raise UserError(f"what {self.title} reads has changed since this command began: start it again")
         folder = self.folder(work, code)
         workspace = Workspace(self.task, self.task.data_folder(work), folder, threads, self.seed)
         data, checkpoints = workspace.data / "bin", workspace.checkpoints
@@ -124,6 +129,7 @@ class Run:
                 "settings": self.settings,
                 "settings_key": key_of(self.settings),
                 "data": workspace.manifest()["sha256"],
+                "inputs": self.task.hash_inputs(),
                 "versions": versions(),
                 "processor": processor_in_use(),
                 "unit": self.task.unit,

@@ -16,13 +16,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from relpos_fairseq.io.files import atomic_folder, remove, sha256_of, write_json
+from relpos_fairseq.io.files import Hashes, atomic_folder, remove, sha256_of, write_json
 from relpos_fairseq.io.processes import USER_DIR, Fork, in_fork, key_of
 from relpos_fairseq.io.reading import read_json
 from relpos_fairseq.io.stages import locked
 from relpos_fairseq.lab.comparison.scores import Packed, pack, unpack
 
 KINDS: dict[str, type[Task]] = {}
+HASHES = Hashes()  # of files and folders that specifications name
 # Flags of every training; a resumed one sees the same batches as one that never stopped.
 TRAIN = {
     "optimizer": "relpos_adam",
@@ -112,6 +113,10 @@ class Task:
         """Return further tables of the report, from results by scheme and seed."""
         return []
 
+    def code(self) -> set[Path]:
+        """Return the files of the package that make the data."""
+        return {Path(inspect.getfile(cls)) for cls in type(self).__mro__ if issubclass(cls, Task)}
+
     def inputs(self) -> list[Path]:
         """Return the user's files and folders that the data are made of."""
         return []
@@ -125,13 +130,19 @@ class Task:
 
     @cached_property
     def data_key(self) -> str:
-        """A hash of what the data are made of: options, inputs, and the code that makes them."""
-        code = [Path(inspect.getfile(cls)) for cls in type(self).__mro__ if issubclass(cls, Task)]
+        """`hash_sources` when it was first asked for: it names the data."""
+        return self.hash_sources()
+
+    def hash_sources(self) -> str:
+        """Return a hash of what the data are made of: options, inputs as they are now, and the code that makes them."""
         missing = [str(path) for path in self.inputs() if not path.exists()]
         if missing:
             raise ValueError(f"task {self.label} needs what is not there: {', '.join(missing)}")
-        hashes = [sha256_of(path) for path in self.inputs()]
-        return key_of([self.options(), hashes], sorted(set(code)))
+        return key_of([self.options(), self.hash_inputs()], sorted(self.code()))
+
+    def hash_inputs(self) -> str:
+        """Return a hash of the user's files and folders, as they are now."""
+        return key_of([HASHES.of(path) for path in self.inputs()])
 
     def data_folder(self, work: Path) -> Path:
         """Return the folder of the data, below a comparison's folder."""

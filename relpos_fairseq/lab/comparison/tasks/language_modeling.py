@@ -59,8 +59,11 @@ class Characters(Task):
     def sets(self) -> tuple[str, ...]:
         return tuple(f"{times}x" for times in self.times)
 
+    def code(self) -> set[Path]:
+        return super().code() if self.text else super().code().union(corpus.SOURCES)
+
     def inputs(self) -> list[Path]:
-        return [self.text] if self.text else corpus.SOURCES
+        return [self.text] if self.text else []
 
     def make(self, folder: Path) -> None:
         """Write characters as words, a space as `▁`, and binarise them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -78,8 +78,11 @@ class MaskedLM(Task):
     def sets(self) -> tuple[str, ...]:
         return HELD_OUT, *self.tests()
 
+    def code(self) -> set[Path]:
+        return super().code().union(*(task.code() for task in self.finetune.values()))
+
     def inputs(self) -> list[Path]:
-        return [self.data]
+        return [self.binary(), *(path for task in self.finetune.values() for path in task.inputs())]
 
     def options(self) -> dict:
         """Return what the data depend on, with options and flags of what is fine-tuned."""
@@ -89,10 +92,6 @@ class MaskedLM(Task):
             for label, task in self.finetune.items()
         }
         return {"kind": self.kind, "tokens": self.tokens, "finetune": then}
-
-    @cached_property
-    def data_key(self) -> str:
-        return key_of([super().data_key, *(task.data_key for task in self.finetune.values())])
 
     def binary(self) -> Path:
         """Return the folder that fairseq-train reads."""

@@ -15,6 +15,7 @@ from sacrebleu.metrics import BLEU
 
 from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.lines import read_lines
+from relpos_fairseq.io.processes import key_of
 from relpos_fairseq.io.reading import Count, read_json
 from relpos_fairseq.lab.comparison import scores
 from relpos_fairseq.lab.comparison.tasks.base import kind, write_lines
@@ -102,9 +103,8 @@ class BuiltIn(Translation):
     def pairs(self) -> dict[str, list[Pair]]:
         return corpus.build(self.pairs_seed, self.pairs_train, self.pairs_valid, self.pairs_test, self.pairs_test_long)
 
-    def inputs(self) -> list[Path]:
-        """Return the source of the grammar, which determines the sentences."""
-        return corpus.SOURCES
+    def code(self) -> set[Path]:
+        return super().code().union(corpus.SOURCES)
 
 
 @kind("parallel")
@@ -193,7 +193,11 @@ class Prepared(Translation):
 
     def inputs(self) -> list[Path]:
         """Return the folders that fairseq and the scores read."""
-        return [self.data / "data-bin", self.data / "reference", self.data / "manifest.json"]
+        return [self.data / "data-bin", self.data / "reference"]
+
+    def hash_inputs(self) -> str:
+        """Return a hash of the folders, and of what the manifest says of the text, not of how it was made."""
+        return key_of([super().hash_inputs(), self.settings])
 
     def make(self, folder: Path) -> None:
         """Copy the binary data and the references, so that runs do not depend on the user's folder."""
