@@ -49,6 +49,8 @@ def weights_of(file: tuple) -> str:
 def counted(name: str, value: str) -> str:
     """Return what identifies a flag's value: of a file or folder what is in it."""
     if name.endswith("from-model"):
+        if not os.path.exists(value):
+            raise UserError(f"{name}: {value} is not there: train or convert it, or correct the specification")
         return weights_of(HASHES.state(value))
     return HASHES.of(value) if name.endswith(READ) and os.path.exists(value) else value
 
