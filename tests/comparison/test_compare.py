@@ -202,6 +202,63 @@ def test_what_changes_after_it_was_named_is_not_read(file, tmp_path, monkeypatch
         run.finish(comparison.work, comparison.store, comparison.code)
 
 
+@pytest.mark.parametrize("gone", (False, True))
+def test_data_that_change_while_they_are_made_are_not_kept(gone, tmp_path):
+    """They would lie under the name of what was there before, where a later command finds them."""
+    text = tmp_path / "text.txt"
+    text.write_text("a line\n" * 20)
+    content = {**SMALL, "tasks": {"text": {**SMALL["tasks"]["text"], "text": str(text)}}}
+
+    def comparison() -> Comparison:
+        return Comparison(make_spec("s", content), tmp_path / "work", tmp_path / "results")
+
+    made = comparison()
+    made.missing()
+    text.write_text("another line\n" * 20)
+    with pytest.raises(UserError, match="text reads has changed"):
+        made.prepare(made.runs)
+    text.write_text("a line\n" * 20)
+    made = comparison()
+    made.prepare(made.runs)
+    assert "a n o" not in (made.runs[0].task.data_folder(made.work) / "raw" / "train").read_text()
+    if gone:
+        text.unlink()
+        with pytest.raises(UserError, match="has changed"):
+            made.runs[0].finish(made.work, made.store, made.code)
+
+
+def test_a_result_is_of_the_inputs_that_it_began_with(tmp_path, monkeypatch):
+    """Though they are replaced while it trains: with --any-code it would count as made of the new ones."""
+    text = tmp_path / "text.txt"
+    text.write_text("a line\n" * 20)
+    content = {**SMALL, "tasks": {"text": {**SMALL["tasks"]["text"], "text": str(text)}}}
+    comparison = Comparison(make_spec("s", content), tmp_path / "work", tmp_path / "results")
+    run = comparison.runs[0]
+    before = run.task.hash_inputs()
+
+    def stages(*_):
+        text.write_text("another line\n" * 20)
+        return {"train": {}, **{f"score-{name}": {} for name in run.task.sets()}}
+
+    written = {}
+    monkeypatch.setattr(run_module, "run_stages", stages)
+    monkeypatch.setattr(comparison.store, "write", lambda _, result: written.update(result))
+    comparison.prepare([run])
+    run.finish(comparison.work, comparison.store, comparison.code)
+    assert written["inputs"] == before != run.task.hash_inputs()
+
+
+def test_a_job_may_start_in_another_folder(tmp_path, monkeypatch):
+    """What a specification's tasks read is found there too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("a line\n" * 20)
+    task = make_spec("s", {**SMALL, "tasks": {"text": SMALL["tasks"]["text"]}}).tasks["text"]
+    named = task.inputs_key
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert not task.has_changed() and task.hash_inputs() == named
+
+
 def test_seeds_of_a_stranger_lie_where_the_others_put_them(tmp_path, shell):
     """`--seeds` makes runs of other seeds only, and says of each where the file's put it, and who ran them."""
     spec = specified(tmp_path, seeds=6, schemes=["none", "t5"])
@@ -393,12 +450,19 @@ def test_files_that_flags_name_count_by_their_content(flag, tmp_path):
     assert len({name(""), name(False), name(str(tmp_path / "missing"))}) == 3  # left to fairseq-train
 
 
-@pytest.mark.parametrize("place", (None, 5, ["model.pt"]))
+def test_a_checkpoint_of_all_trainings_may_be_left_out():
+    content = {**SMALL, "tasks": COPYING, "train": {"finetune-from-model": "none.pt"}}
+    scratch = {"scratch": {"position-scheme": "shaw", "finetune-from-model": False}}
+    run = run_module.runs_of(make_spec("s", {**content, "schemes": scratch}))[0]
+    assert run.settings["train"]["finetune-from-model"] == "False"
+
+
+@pytest.mark.parametrize("place", (None, 5, ["model.pt"], "."))
 def test_checkpoints_are_named_by_a_path(place, tmp_path, capfd):
     content = {**SMALL, "tasks": COPYING, "schemes": {"x": {"finetune-from-model": place}}}
     assert relpos(["compare", "status", str(write(tmp_path / "spec.yaml", content)), "--work", str(tmp_path)]) == 2
     said = capfd.readouterr().err
-    assert f"{place} is not there: train or convert it" in said and "Traceback" not in said
+    assert f"there is no checkpoint {place}: train or convert it" in said and "Traceback" not in said
 
 
 def test_cut_checkpoints_are_not_resumed(tmp_path):

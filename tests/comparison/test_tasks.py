@@ -13,7 +13,7 @@ import pytest
 from sacrebleu.metrics import BLEU
 
 from relpos_fairseq.lab.comparison.scores import METRICS
-from relpos_fairseq.lab.comparison.tasks import classification
+from relpos_fairseq.lab.comparison.tasks import classification, memory
 from relpos_fairseq.lab.comparison.tasks.encoder_decoder import scan_commands
 from relpos_fairseq.lab.comparison.tasks.registry import make_task
 
@@ -200,6 +200,7 @@ READ_AND_NOT = [  # files of a folder, one that the runs read, and one beside it
         "prepared",
         {"data-bin/dict.txt": "a", "reference/test.de": "a", "manifest.json": json.dumps(MADE), ".stages/x": "a"},
     ),
+    ("glue", {"RTE/input0/dict.txt": "a", "RTE/task.json": "{}", "RTE/README": "a"}),
     ("parallel", {**ONE_LINE, "README": "a"}),
 ]
 
@@ -213,12 +214,12 @@ def test_data_are_named_by_what_is_read_of_a_folder(kind, files, tmp_path):
             path = tmp_path / folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content)
-        one = task(kind, data=tmp_path / folder)
+        one = task(kind, data=tmp_path / folder, **({"name": "RTE"} if kind == "glue" else {}))
         return [one.data_key, one.hash_inputs()]
 
     read, *_, beside = files
     first = keys("first", {})
-    again = json.dumps({**MADE, "command": "relpos again"})
+    again = json.dumps({"settings": {**MADE["settings"], "learn_lines": 5}, "command": "relpos again"})
     assert keys("again", {beside: "b", "manifest.json": again}) == first
     assert not {*keys("other", {read: "b"})} & {*first}
 
@@ -232,3 +233,63 @@ def test_what_a_manifest_says_of_the_text_names_the_data(tmp_path):
         (tmp_path / "manifest.json").write_text(json.dumps({"settings": settings}))
         names.add(task("prepared", data=tmp_path).data_key)
     assert len(names) == 2
+
+
+def test_a_linked_part_of_a_folder_counts_by_its_content(tmp_path):
+    names = set()
+    for content in "ab":
+        folder = tmp_path / content / "RTE"
+        folder.mkdir(parents=True)
+        (folder / "task.json").write_text("{}")
+        (tmp_path / f"parts-{content}").mkdir()
+        (tmp_path / f"parts-{content}" / "train.bin").write_text(content)
+        (folder / "input0").symlink_to(tmp_path / f"parts-{content}")
+        names.add(task("glue", name="RTE", data=folder.parent).data_key)
+    assert len(names) == 2
+
+
+SPLITS = {f"{split}.{ending}": "x" for split in ("train", "valid", "test") for ending in ("bin", "idx")}
+
+
+def filled(folder: Path, **documents: str) -> Path:
+    """A folder of the kind `memory`."""
+    folder.mkdir()
+    for name, content in {**SPLITS, "dict.txt": "x", **documents}.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def test_documents_count_by_their_split(tmp_path):
+    names = {
+        task("memory", data=filled(tmp_path / split, **{f"{split}.documents.npy": "1"})).data_key
+        for split in ("train", "valid")
+    }
+    assert len(names) == 2
+
+
+def test_linked_data_are_those_of_the_specification(tmp_path):
+    """Not those of another place, which were equal once and have changed since."""
+    first, second = (task("memory", data=filled(tmp_path / name), timed=0) for name in ("first", "second"))
+    assert first.data_key == second.data_key
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "read_indexed", lambda _: SimpleNamespace(sizes=np.array([100])))
+        first.prepare(tmp_path / "work")
+        (tmp_path / "first" / "train.bin").write_text("other")
+        folder = second.prepare(tmp_path / "work")
+        made = (folder / "data.json").stat().st_ino
+        assert second.prepare(tmp_path / "work") == folder and (folder / "data.json").stat().st_ino == made
+    assert (folder / "bin" / "train.bin").read_text() == "x"
+
+
+def test_files_that_flags_of_a_fine_tuning_name_count_by_their_content(tmp_path):
+    for name, content in {"data/valid.idx": "", "squad/train.json": "", "squad/valid.json": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    names = []
+    for folder in "abc":
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "dict.txt").write_text("other" if folder == "c" else "same")
+        train = {"tokenizer-folder": str(tmp_path / folder)}
+        then = {"kind": "questions", "data": str(tmp_path / "squad"), "train": train}
+        names.append(task("mlm", data=tmp_path / "data", finetune={"SQuAD": then}).data_key)
+    assert names[0] == names[1] != names[2]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,11 @@ from relpos_fairseq.io.stages import Stage, as_json, run_stages
 from relpos_fairseq.lab.comparison.results import ResultStore, ScoredSet
 from relpos_fairseq.lab.comparison.scores import METRICS, pack
 from relpos_fairseq.lab.comparison.spec import Spec
-from relpos_fairseq.lab.comparison.tasks.base import HASHES, Scored, Workspace
+from relpos_fairseq.lab.comparison.tasks.base import Scored, Workspace, counted
 from relpos_fairseq.lab.comparison.training_run import Training, train
 
 # Folders of the package whose code no trained number depends on.
 NOT_TRAINING = "cli conversion examples export inference io lab plots preparation".split()
-# Ends of the flags that name a file or folder which a training reads, beside the checkpoint whose weights alone count.
-READ = ("restore-file", "continue-once", "embed-path", "tokenizer-folder")
 
 
 def code_version() -> str:
@@ -32,27 +29,6 @@ def code_version() -> str:
     files = [path for path in USER_DIR.rglob("*") if path.suffix in (".py", ".c", ".h")]
     trained = [path for path in files if path.relative_to(USER_DIR).parts[0] not in NOT_TRAINING]
     return key_of({name: v for name, v in versions().items() if name != "python"}, sorted(trained))
-
-
-@cache
-def weights_of(file: tuple) -> str:
-    """Return the SHA-256 of the weights in a checkpoint's file, given as `Hashes.state` gives it: path, size, times.
-
-    What stands beside them is not counted: a conversion's record has rounding of the processor that compared outputs.
-    """
-    from relpos_fairseq.saved.identity import hash_weights
-    from relpos_fairseq.saved.model import SavedModel
-
-    return hash_weights(SavedModel.read(file[0], mapped=True).state)
-
-
-def counted(name: str, value: str) -> str:
-    """Return what identifies a flag's value: of a file or folder what is in it."""
-    if name.endswith("from-model"):
-        if not os.path.exists(value):
-            raise UserError(f"{name}: {value} is not there: train or convert it, or correct the specification")
-        return weights_of(HASHES.state(value))
-    return HASHES.of(value) if name.endswith(READ) and os.path.exists(value) else value
 
 
 @dataclass(frozen=True)
@@ -108,7 +84,7 @@ class Run:
         Raises:
             UserError: what the run reads is not what names it.
         """
-        if replace(self).settings != self.settings or self.task.hash_sources() != self.task.data_key:
+        if replace(self).settings != self.settings or self.task.has_changed():
             raise UserError(f"what {self.title} reads has changed since this command began: start it again")
         folder = self.folder(work, code)
         workspace = Workspace(self.task, self.task.data_folder(work), folder, threads, self.seed)
@@ -131,7 +107,7 @@ class Run:
                 "settings": self.settings,
                 "settings_key": key_of(self.settings),
                 "data": workspace.manifest()["sha256"],
-                "inputs": self.task.hash_inputs(),
+                "inputs": self.task.inputs_key,
                 "versions": versions(),
                 "processor": processor_in_use(),
                 "unit": self.task.unit,

@@ -135,7 +135,7 @@ class Comparison:
     def newest(self, run: Run) -> dict | None:
         """Return a run's result, of whatever version of the code, or None."""
         return self.store.read(run.name(self.code)) or self.store.newest(
-            run.task.label, run.scheme, run.seed, run.settings, run.task.hash_inputs()
+            run.task.label, run.scheme, run.seed, run.settings, run.task.inputs_key
         )
 
     def prepare(self, runs: list[Run]) -> None:

@@ -10,12 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from relpos_fairseq.io.errors import UserError
 from relpos_fairseq.io.files import Hashes, atomic_folder, remove, sha256_of, write_json
 from relpos_fairseq.io.processes import USER_DIR, Fork, in_fork, key_of
 from relpos_fairseq.io.reading import read_json
@@ -24,6 +25,8 @@ from relpos_fairseq.lab.comparison.scores import Packed, pack, unpack
 
 KINDS: dict[str, type[Task]] = {}
 HASHES = Hashes()  # of files and folders that specifications name
+# Ends of the flags that name a file or folder which a training reads, beside the checkpoint whose weights alone count.
+READ = ("restore-file", "continue-once", "embed-path", "tokenizer-folder")
 # Flags of every training; a resumed one sees the same batches as one that never stopped.
 TRAIN = {
     "optimizer": "relpos_adam",
@@ -43,6 +46,29 @@ TRAIN = {
     "log-format": "json",
     "log-interval": 20,
 }
+
+
+@cache
+def weights_of(file: tuple) -> str:
+    """Return the SHA-256 of the weights in a checkpoint's file, given as `Hashes.state` gives it: path, size, times.
+
+    What stands beside them is not counted: a conversion's record has rounding of the processor that compared outputs.
+    """
+    from relpos_fairseq.saved.identity import hash_weights
+    from relpos_fairseq.saved.model import SavedModel
+
+    return hash_weights(SavedModel.read(file[0], mapped=True).state)
+
+
+def counted(name: str, value: str) -> str:
+    """Return what identifies a flag's value: of a file or folder what is in it."""
+    if name.endswith("from-model") and value != str(False):  # which leaves the flag out
+        if not os.path.isfile(value):
+            raise UserError(
+                f"{name}: there is no checkpoint {value}: train or convert it, or correct the specification"
+            )
+        return weights_of(HASHES.state(value))
+    return HASHES.of(value) if name.endswith(READ) and os.path.exists(value) else value
 
 
 def check_label(label: str) -> None:
@@ -130,19 +156,24 @@ class Task:
 
     @cached_property
     def data_key(self) -> str:
-        """`hash_sources` when it was first asked for: it names the data."""
-        return self.hash_sources()
+        """A hash of what the data are made of: options, inputs, and the code that makes them."""
+        return key_of([self.options(), self.inputs_key], sorted(self.code()))
 
-    def hash_sources(self) -> str:
-        """Return a hash of what the data are made of: options, inputs as they are now, and the code that makes them."""
+    @cached_property
+    def inputs_key(self) -> str:
+        """`hash_inputs` when it was first asked for: it names the data."""
         missing = [str(path) for path in self.inputs() if not path.exists()]
         if missing:
             raise ValueError(f"task {self.label} needs what is not there: {', '.join(missing)}")
-        return key_of([self.options(), self.hash_inputs()], sorted(self.code()))
+        return self.hash_inputs()
 
     def hash_inputs(self) -> str:
         """Return a hash of the user's files and folders, as they are now."""
         return key_of([HASHES.of(path) for path in self.inputs()])
+
+    def has_changed(self) -> bool:
+        """Return whether the user's files and folders are no longer those that name the data."""
+        return not all(path.exists() for path in self.inputs()) or self.hash_inputs() != self.inputs_key
 
     def data_folder(self, work: Path) -> Path:
         """Return the folder of the data, below a comparison's folder."""
@@ -152,14 +183,17 @@ class Task:
         """Prepare the task's data unless they exist; return their folder."""
         folder = self.data_folder(work)
         with locked(work / "data", wait=True):
-            # Links to prepared data that have moved since are made anew.
-            if folder.exists() and not all(path.exists() for path in folder.iterdir()):
+            # Links to prepared data that have moved since, or to equal data elsewhere, are made anew.
+            places, noted = [str(path.absolute()) for path in self.inputs()], Workspace(self, folder, work).manifest()
+            if (folder / "bin").is_symlink() and noted.get("places") != places:
                 remove(folder)
             if not folder.exists():
                 print(f"data of {self.label}: {folder}", flush=True)
                 with atomic_folder(folder) as partial:
                     self.make(partial)
-                    write_json(partial / "data.json", {"sha256": self.hash_data(partial)})
+                    write_json(partial / "data.json", {"sha256": self.hash_data(partial), "places": places})
+                    if self.has_changed():
+                        raise UserError(f"what {self.label} reads has changed since this command began: start it again")
         return folder
 
     def hash_data(self, folder: Path) -> str:

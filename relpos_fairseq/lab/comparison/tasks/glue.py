@@ -217,7 +217,9 @@ class Glue(FineTuning):
         return self.folder() / "input0" / "dict.txt"
 
     def inputs(self) -> list[Path]:
-        return [self.folder()]
+        """Return the files and folders of one that fairseq reads, of which each may be a link."""
+        parts = [self.folder() / name for name in ("input0", "input1", "label")]
+        return [self.folder() / "task.json", *filter(Path.exists, parts)]
 
     def options(self) -> dict:
         """Return the name: the data depend on the folder alone."""

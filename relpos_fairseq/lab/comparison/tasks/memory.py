@@ -31,7 +31,7 @@ from relpos_fairseq.io.indexed import read_indexed
 from relpos_fairseq.io.processes import key_of
 from relpos_fairseq.io.reading import Amount, Count, read_json
 from relpos_fairseq.lab.comparison.scores import BLOCK, Packed, of_predictions, pack, unpack
-from relpos_fairseq.lab.comparison.tasks.base import Extra, Scored, Task, Workspace, kind
+from relpos_fairseq.lab.comparison.tasks.base import HASHES, Extra, Scored, Task, Workspace, kind
 
 ROWS = 4  # rows or windows that are read together
 SCALE = 100  # nats are kept in hundredths, whose rounding is no bias: every prediction of a run takes 90 kB
@@ -100,6 +100,10 @@ class SegmentMemory(Task):
     def inputs(self) -> list[Path]:
         files = [f"{split}.{ending}" for split in ("train", "valid", "test") for ending in ("bin", "idx")]
         return [self.data / "dict.txt", *(self.data / name for name in files), *self.data.glob("*.documents.npy")]
+
+    def hash_inputs(self) -> str:
+        """Return a hash of the files by name: documents may be known of any of the splits."""
+        return key_of({path.name: HASHES.of(path) for path in self.inputs()})
 
     def make(self, folder: Path) -> None:
         """Link the data; a test too short for what is timed is refused before anything is trained."""

@@ -210,7 +210,7 @@ class Prepared(Translation):
         manifest = read_json(self.data / "manifest.json", _Prepared, None)
         if manifest is None:
             raise ValueError(f"task {self.label} needs what is not there: {self.data / 'manifest.json'}")
-        return manifest["settings"]
+        return {name: manifest["settings"][name] for name in _Settings.__annotations__}
 
     @property
     def languages(self) -> Pair:

@@ -92,7 +92,9 @@ def make_task(label: str, options: dict, shared: dict[str, dict]) -> Task:
     for key, value in (own | flagged).items():
         of_type(value, _as_yaml(hints[key]), key)
     flags = {key: {**flags, **flagged.get(key, {})} for key, flags in shared.items()}
-    paths = {key: Path(value) for key, value in own.items() if types[key].startswith("Path") and value is not None}
+    paths = {
+        key: Path(value).absolute() for key, value in own.items() if types[key].startswith("Path") and value is not None
+    }
     return known[kind](label=label, **own | paths, **flags)
 
 
