@@ -58,7 +58,7 @@ class Run:
     @cached_property
     def settings(self) -> dict:
         """All that was chosen, as JSON; what a training reads is represented by its hash, not by its place."""
-        flags = {name: counted(name, str(value)) for name, value in self.flags.items()}
+        flags = {name: str(counted(name, value)) for name, value in self.flags.items()}
         generate = {name: str(value) for name, value in self.task.generate.items()}
         return as_json({"task": self.task.options(), "train": flags, "generate": generate})
 

@@ -60,15 +60,16 @@ def weights_of(file: tuple) -> str:
     return hash_weights(SavedModel.read(file[0], mapped=True).state)
 
 
-def counted(name: str, value: str) -> str:
-    """Return what identifies a flag's value: of a file or folder what is in it."""
-    if name.endswith("from-model") and value != str(False):  # which leaves the flag out
-        if not os.path.isfile(value):
+def counted(name: str, value: Any) -> Any:
+    """Return what identifies a flag's value: of a file or folder that a training reads a hash of what is in it."""
+    place = str(value)
+    if name.endswith("from-model") and value is not False:  # which leaves the flag out
+        if not os.path.isfile(place):
             raise UserError(
                 f"{name}: there is no checkpoint {value}: train or convert it, or correct the specification"
             )
-        return weights_of(HASHES.state(value))
-    return HASHES.of(value) if name.endswith(READ) and os.path.exists(value) else value
+        return weights_of(HASHES.state(place))
+    return HASHES.of(place) if name.endswith(READ) and os.path.exists(place) else value
 
 
 def check_label(label: str) -> None:
@@ -161,7 +162,7 @@ class Task:
 
     @cached_property
     def inputs_key(self) -> str:
-        """`hash_inputs` when it was first asked for: it names the data."""
+        """A hash of the user's files and folders as they were when it was first asked for: it names the data."""
         missing = [str(path) for path in self.inputs() if not path.exists()]
         if missing:
             raise ValueError(f"task {self.label} needs what is not there: {', '.join(missing)}")
@@ -184,7 +185,7 @@ class Task:
         folder = self.data_folder(work)
         with locked(work / "data", wait=True):
             # Links to prepared data that have moved since, or to equal data elsewhere, are made anew.
-            places, noted = [str(path.absolute()) for path in self.inputs()], Workspace(self, folder, work).manifest()
+            places, noted = [str(path) for path in self.inputs()], Workspace(self, folder, work).manifest()
             if (folder / "bin").is_symlink() and noted.get("places") != places:
                 remove(folder)
             if not folder.exists():

@@ -217,7 +217,7 @@ class Glue(FineTuning):
         return self.folder() / "input0" / "dict.txt"
 
     def inputs(self) -> list[Path]:
-        """Return the files and folders of one that fairseq reads, of which each may be a link."""
+        """Return the task's file and the folders of its data that fairseq reads; each may be a link."""
         parts = [self.folder() / name for name in ("input0", "input1", "label")]
         return [self.folder() / "task.json", *filter(Path.exists, parts)]
 

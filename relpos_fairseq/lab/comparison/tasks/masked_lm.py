@@ -15,7 +15,7 @@ from relpos_fairseq.io.files import sha256_of
 from relpos_fairseq.io.indexed import read_indexed
 from relpos_fairseq.io.processes import key_of
 from relpos_fairseq.io.stages import Stage, run_stages
-from relpos_fairseq.lab.comparison.tasks.base import READ, Scored, Task, Workspace, check_label, counted, kind
+from relpos_fairseq.lab.comparison.tasks.base import Scored, Task, Workspace, check_label, counted, kind
 from relpos_fairseq.lab.comparison.tasks.glue import MODEL_FLAG, FineTuning
 from relpos_fairseq.lab.comparison.tasks.registry import make_tasks
 from relpos_fairseq.lab.comparison.training_run import Training, train
@@ -89,12 +89,7 @@ class MaskedLM(Task):
         then = {
             label: {"kind": task.kind}
             | {part.name: value for part in fields(task) if not isinstance(value := getattr(task, part.name), Path)}
-            | {
-                "train": {
-                    name: counted(name, str(value)) if name.endswith(READ) else value
-                    for name, value in task.train.items()
-                }
-            }
+            | {"train": {name: counted(name, value) for name, value in task.train.items()}}
             for label, task in self.finetune.items()
         }
         return {"kind": self.kind, "tokens": self.tokens, "finetune": then}
